@@ -1,0 +1,44 @@
+# The two commands of a newcomer: `make demo` and `make test`. Both set up .venv first, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+TORCH := $(shell grep '^torch==' requirements.lock)
+
+.PHONY: demo test test-all lint types format clean
+
+demo: $(VENV)/.installed
+	$(BIN)/fedtailor demo
+
+test: lint types
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: lint types
+	FEDTAILOR_FULL=1 $(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-test
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# torch comes first and exactly pinned: a looser resolution elsewhere could pull another build of several gigabytes
+$(VENV)/.installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedtailor needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet $(TORCH)
+	$(PIP) install --quiet -r requirements.lock
+	$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.installed-test: requirements-test.lock $(VENV)/.installed
+	$(PIP) install --quiet -r requirements-test.lock
+	@touch $@

@@ -1,0 +1,232 @@
+"""Training steps per second: the workers engine against a faithful peer loop, alternating in one run.
+
+    python benchmarks/train_step.py [--model cifar_cnn] [--blocks 7] [--json]
+
+The peer does what the tools in use do: a torch.nn module per client, a DataLoader over (x, y) tuples with shuffling,
+torch.optim.SGD, one client after the other, with PyTorch's default number of threads and with one. Each arm runs in a
+process of its own, because our allocator setting would help the peer too. All arms train the same clients for the same
+number of steps on random images (speed only); blocks alternate, ratios are taken within a block.
+
+FLOPs count forward, backward for weights, and backward for inputs but of the first layer. The peak is the best of
+several 2048 x 2048 float32 matrix products on all cores, measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+CLIENTS, EXAMPLES, LR, MOMENTUM, DECAY = 4, 1000, 0.01, 0.5, 5e-4
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cifar_cnn": {"shape": (3, 32, 32), "classes": 10, "batch": 50, "mflop": 19.26, "epochs": 1},
+    "emnist_cnn": {"shape": (1, 28, 28), "classes": 62, "batch": 16, "mflop": 9.26, "epochs": 2},
+    "mlp": {"shape": (1, 28, 28), "classes": 10, "batch": 10, "mflop": 0.32, "epochs": 6},
+}
+ARMS = ("ours", "ours_1", "peer", "peer_1")
+
+
+def torch_module(name: str, classes: int) -> Any:
+    """Build the network as its paper writes it."""
+    from torch import nn
+
+    if name == "mlp":
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, classes))
+    stages = {
+        "cifar_cnn": ([(3, 16, 5, 0), (16, 32, 5, 1), (32, 64, 3, 1)], 576),
+        "emnist_cnn": ([(1, 16, 5, 0), (16, 32, 5, 1)], 800),
+    }
+    layers: list[Any] = []
+    for channels, out, kernel, padding in stages[name][0]:
+        layers += [nn.Conv2d(channels, out, kernel, padding=padding), nn.LeakyReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Flatten(), nn.Linear(stages[name][1], 128), nn.LeakyReLU(), nn.Linear(128, classes)]
+    return nn.Sequential(*layers)
+
+
+def examples(setting: dict[str, Any]) -> tuple[Any, Any]:
+    """Return random images and labels of all clients."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(CLIENTS * EXAMPLES, *setting["shape"], generator=generator)
+    return x, torch.randint(setting["classes"], (len(x),), generator=generator)
+
+
+def peer_block(name: str, setting: dict[str, Any], data: Any) -> int:
+    """Train every client after the other as peers do; return the number of steps."""
+    import copy
+
+    import torch
+    from torch.utils.data import DataLoader
+
+    x, y = data
+    common = torch_module(name, setting["classes"])
+    steps = 0
+    for client in range(CLIENTS):
+        rows = range(client * EXAMPLES, (client + 1) * EXAMPLES)
+        module = copy.deepcopy(common).train()
+        optimizer = torch.optim.SGD(module.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+        loader = DataLoader([(x[row], y[row]) for row in rows], setting["batch"], shuffle=True, drop_last=True)
+        for _ in range(setting["epochs"]):
+            for images, labels in loader:
+                loss = torch.nn.functional.cross_entropy(module(images), labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                steps += 1
+    return steps
+
+
+def our_block(name: str, setting: dict[str, Any], data: Any, workers: int) -> int:
+    """Train the same clients with FedAvg on the workers engine; return the number of steps."""
+    from functools import partial
+
+    import torch
+
+    from fedtailor.algorithms.fedavg import FedAvg
+    from fedtailor.core import rng
+    from fedtailor.core.engine import Job
+    from fedtailor.core.federation import Federation, Split
+    from fedtailor.core.programs import Common, make_row, train_program
+    from fedtailor.core.task import Task, Training
+    from fedtailor.engines.workers import Workers
+    from fedtailor.models import build_model
+
+    training = Training(
+        lr=LR, momentum=MOMENTUM, weight_decay=DECAY, epochs=setting["epochs"], batch_size=setting["batch"]
+    )
+    algorithm = FedAvg(training=training)
+    task = Task(build_model(name, setting["shape"], setting["classes"], {}), setting["classes"], setting["shape"])
+    none = torch.zeros(0, dtype=torch.int64)
+    rows = [torch.arange(client * EXAMPLES, (client + 1) * EXAMPLES) for client in range(CLIENTS)]
+    federation = Federation(data[0], data[1], [Split(row, none, none) for row in rows], task)
+    server = algorithm.init_server(task, rng.new_key(0))
+    common = Common(*data, torch.tensor(0), torch.tensor(1), server)
+    jobs = [Job(client, task, make_row(federation, client, (), ()), EXAMPLES) for client in range(CLIENTS)]
+    program = partial(train_program, algorithm=algorithm, evaluate=False)
+    outputs = Workers(workers).map(program, common, jobs)
+    return int(sum(output[2]["steps"] for output in outputs))
+
+
+def serve(arm: str, name: str) -> None:
+    """Run one block per line of standard input; answer with milliseconds per client step."""
+    import torch
+
+    setting = SETTINGS[name]
+    x, y = examples(setting)
+    threads = torch.get_num_threads()
+    if arm.startswith("ours"):
+        if x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+    else:
+        torch.set_num_threads(1 if arm == "peer_1" else threads)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        if arm.startswith("ours"):
+            steps = our_block(name, setting, (x, y), 1 if arm == "ours_1" else 0)
+        else:
+            steps = peer_block(name, setting, (x, y))
+        print(1e3 * (time.perf_counter() - start) / steps, flush=True)
+
+
+def measure_peak() -> float:
+    """Return the best float32 matrix product on all cores in GFLOP/s, with its threads warmed up."""
+    import torch
+
+    a = torch.randn(2048, 2048)
+    best = 0.0
+    for _ in range(12):
+        start = time.perf_counter()
+        _ = a @ a
+        best = max(best, 2 * 2048**3 / (time.perf_counter() - start) / 1e9)
+    return best
+
+
+def machine() -> dict[str, Any]:
+    """Describe the machine and the software, without names."""
+    import torch
+
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "unknown")
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def run(name: str, blocks: int) -> dict[str, Any]:
+    """Alternate the arms for a number of blocks and summarize."""
+    record: dict[str, Any] = {"benchmark": "train_step", "model": name, "blocks": blocks, "machine": machine()}
+    command = [sys.executable, __file__, "--model", name, "--serve"]
+    arms = {
+        arm: subprocess.Popen([*command, arm], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for arm in ARMS
+    }
+    times: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    for block in range(-1, blocks):  # the first is a warm-up
+        for arm, process in arms.items():
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+            milliseconds = float(process.stdout.readline())
+            if block >= 0:
+                times[arm].append(milliseconds)
+    for process in arms.values():
+        process.communicate()
+    peak = measure_peak()
+    setting = SETTINGS[name]
+    record["peak_gflops"] = round(peak, 1)
+    for arm, values in times.items():
+        median = statistics.median(values)
+        gflops = setting["mflop"] * setting["batch"] / median
+        record[arm] = {
+            "ms_per_step": round(median, 3),
+            "samples_per_second": round(1e3 * setting["batch"] / median),
+            "percent_of_peak": round(100 * gflops / peak, 1),
+        }
+    better = [min(a, b) for a, b in zip(times["peer"], times["peer_1"], strict=True)]
+    pairs = {"peer_better": better, "peer_default_threads": times["peer"], "peer_1_thread": times["peer_1"]}
+    record["speedup"] = {
+        label: round(statistics.median(p / o for p, o in zip(values, times["ours"], strict=True)), 3)
+        for label, values in pairs.items()
+    }
+    return record
+
+
+def main() -> None:
+    """Parse the command line and print the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=sorted(SETTINGS), default="cifar_cnn")
+    parser.add_argument("--blocks", type=int, default=7, help="paired blocks after the warm-up")
+    parser.add_argument("--json", action="store_true", help="print one JSON object only")
+    parser.add_argument("--serve", choices=ARMS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments.serve, arguments.model)
+        return
+    record = run(arguments.model, arguments.blocks)
+    if arguments.json:
+        print(json.dumps(record))
+        return
+    print(f"{record['model']}, {record['blocks']} paired blocks, peak {record['peak_gflops']} GFLOP/s")
+    for arm in ARMS:
+        row = record[arm]
+        print(
+            f"{arm:8} {row['ms_per_step']:8.3f} ms/step {row['samples_per_second']:7d} samples/s "
+            f"{row['percent_of_peak']:5.1f} % of peak"
+        )
+    for label, ratio in record["speedup"].items():
+        print(f"speed-up over {label}: {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9 @@
+"""``python -m fedtailor``."""
+
+from __future__ import annotations
+
+import sys
+
+from fedtailor.cli import main
+
+sys.exit(main())

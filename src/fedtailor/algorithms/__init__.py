@@ -1,0 +1,44 @@
+"""The table of algorithms. Listing them imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fedtailor.core.errors import unknown_name
+from fedtailor.core.targets import find_target, refuse_target
+
+if TYPE_CHECKING:
+    from fedtailor.core.algorithm import Algorithm
+
+TABLE = {
+    "fedavg": ("fedtailor.algorithms.fedavg:FedAvg", "one global model, the mean of the clients' (McMahan 2017)"),
+    "fedavg_ft": (
+        "fedtailor.algorithms.fedavg_ft:FedAvgFT",
+        "FedAvg, and every client fine-tunes a copy of the final model",
+    ),
+    "local": ("fedtailor.algorithms.local:Local", "every client trains alone; nothing is sent"),
+    "pfedfda": (
+        "fedtailor.algorithms.pfedfda:PFedFDA",
+        "shared body, a Gaussian classifier per client, blended with the global one (McLaughlin 2024)",
+    ),
+}
+"""Name -> (``module:Class``, one line for lists)."""
+
+
+def load_algorithm(name: str) -> type[Algorithm[Any, Any, Any]]:
+    """Return the class of an algorithm: a name of the table, or a user's ``package.module:Class``.
+
+    Raises:
+        ConfigError: the name is unknown, the module cannot be imported, or the class is no algorithm.
+    """
+    if ":" not in name and name not in TABLE:
+        raise unknown_name("algorithm", name, TABLE, key="algorithm.name")
+    from fedtailor.core.algorithm import Algorithm
+
+    target = TABLE[name][0] if name in TABLE else name
+    found = find_target(target, what="algorithm", key="algorithm.name")
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise refuse_target(
+            f"algorithm '{target}' is not a subclass of fedtailor.Algorithm", name, key="algorithm.name"
+        )
+    return found

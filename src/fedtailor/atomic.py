@@ -1,0 +1,98 @@
+"""Files that appear whole or not at all, lines that survive a crash, names that cannot escape their folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fedtailor.core.errors import RunError
+
+_LONGEST_NAME = 120
+
+
+def safe_name(name: str) -> str:
+    """Return a file name for any text: what is not a letter, a digit or one of ``_ - . ~`` is percent-encoded.
+
+    >>> safe_name("../etc")
+    '%2E.%2Fetc'
+    """
+    escaped = quote(name, safe="", errors="surrogatepass") or "%"
+    if escaped.startswith("."):
+        escaped = "%2E" + escaped[1:]
+    if len(escaped) > _LONGEST_NAME:
+        digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:16]
+        escaped = f"{escaped[:_LONGEST_NAME]}~{digest}"
+    return escaped
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Return strict JSON: numbers that are not finite become null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [_finite(item) for item in value]
+    return value
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file so that it is there whole or not at all.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    raw = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _synchronize_folder(path.parent)
+    except OSError as reason:
+        temporary.unlink(missing_ok=True)
+        raise unwritable(path, reason) from reason
+
+
+def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Append one line of JSON per record, in one write, and synchronize.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    text = "".join(to_json(record) + "\n" for record in records)
+    if not text:
+        return
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as reason:
+        raise unwritable(path, reason) from reason
+
+
+def _synchronize_folder(folder: Path) -> None:
+    if os.name == "posix":  # elsewhere folders cannot be opened
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def unwritable(path: Path, reason: OSError) -> RunError:
+    """Return the error for a file or folder that cannot be written."""
+    return RunError(f"cannot write '{path}': {reason.strerror or reason}.", path=str(path))

@@ -1,0 +1,139 @@
+"""The algorithm: the program of one client plus the arithmetic of the server.
+
+No client axis, padding, device, worker, network or loop over clients appears in an algorithm; engines
+decide how many clients run at once. Every method is a pure function of its arguments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+
+from torch import Tensor
+
+from fedtailor.core.errors import unknown_name
+from fedtailor.core.federation import ClientData, ClientInfo, Cohort
+from fedtailor.core.message import Messages, Reduced, Upload
+from fedtailor.core.options import check_options
+from fedtailor.core.rng import Key
+from fedtailor.core.task import Task, Training
+from fedtailor.core.tree import Tree
+
+S = TypeVar("S")
+C = TypeVar("C")
+P = TypeVar("P")
+
+
+class Download(NamedTuple):
+    """What a client receives: the broadcast, and its own rows stored at the server."""
+
+    shared: Any
+    own: Any = ()
+
+
+class ClientUpdate(NamedTuple):
+    """What a client's round leaves: new state, upload, its model right after training, metrics."""
+
+    state: Any
+    upload: Upload
+    personal: Any = ()
+    """The model right after local training, for the evaluation point ``local``; () if there is none."""
+    metrics: dict[str, Tensor] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm(ABC, Generic[S, C, P]):
+    """Base of all algorithms; fields are hyper-parameters, and the only source of options.
+
+    S: server state, C: client state, P: personal model. All are trees of tensors, ``()`` where empty.
+    """
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {}}
+    """Named sets of field values; ``reference`` is the default."""
+    preset_warnings: ClassVar[Mapping[str, str]] = {}
+    """What to say when a preset is chosen."""
+    trains: ClassVar[str] = "cohort"
+    """Who trains in a round: the ``cohort``, or ``all`` clients with uploads from the cohort."""
+
+    training: Training = field(default_factory=Training)
+    """How a client trains."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @classmethod
+    def from_preset(cls, preset: str = "reference", **options: Any) -> Self:
+        """Build the algorithm from a preset; ``options`` override its fields.
+
+        Raises:
+            ConfigError: unknown preset, or a value out of range.
+        """
+        if preset not in cls.presets:
+            raise unknown_name(f"preset of {cls.__name__}", preset, cls.presets, key="algorithm.preset")
+        return cls(**{**cls.presets[preset], **options})
+
+    @classmethod
+    def option_names(cls) -> list[str]:
+        """Return the names of the hyper-parameters."""
+        return [option.name for option in dataclasses.fields(cls) if option.name != "training"]
+
+    @property
+    def who_trains(self) -> str:
+        """Who trains in a round; an algorithm with an option for it overrides this."""
+        return self.trains
+
+    @property
+    @abstractmethod
+    def adaptation(self) -> str:
+        """What ``personalize`` does, in words: ``none``, ``5 epochs of all layers``, ``closed form``."""
+
+    @abstractmethod
+    def messages(self, task: Task) -> Messages:
+        """Declare every field of download and upload."""
+
+    def init_server(self, task: Task, key: Key) -> S:
+        """Return the server state before the first round; initial model: ``task.model.init(key.common("model"))``."""
+        return ()  # type: ignore[return-value]  # S is the empty tree where a method has no server state
+
+    def init_client(self, task: Task, info: ClientInfo, key: Key) -> C:
+        """Return a client's state before its first round, whenever that is."""
+        return ()  # type: ignore[return-value]  # C is the empty tree where a method has no client state
+
+    def init_own(self, task: Task, info: ClientInfo, key: Key) -> Tree:
+        """Return a client's first row of ``Download.own``."""
+        return ()
+
+    def broadcast(self, server: S, cohort: Cohort) -> Tree:
+        """Return what every client of the cohort receives."""
+        return server
+
+    @abstractmethod
+    def local_update(self, task: Task, download: Download, state: C, data: ClientData, key: Key) -> ClientUpdate:
+        """Run a client's round."""
+
+    @abstractmethod
+    def aggregate(self, server: S, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[S, Tree]:
+        """Return the new server state, and rows by ``cohort.ids`` for ``Download.own`` (() for none)."""
+
+    def global_model(self, task: Task, server: S) -> P | None:
+        """Return the model that the server itself would predict with; None if the method has none."""
+        return None
+
+    def onboard(self, task: Task, download: Download, info: ClientInfo, data: ClientData, key: Key) -> C:
+        """Return the state of a client that never took part, from its own data."""
+        return self.init_client(task, info, key)
+
+    @abstractmethod
+    def personalize(self, task: Task, download: Download, state: C, data: ClientData, key: Key) -> P:
+        """Return a client's personal model; never sees test data."""
+
+    @abstractmethod
+    def predict(self, task: Task, personal: P, x: Tensor) -> Tensor:
+        """Return logits or log-probabilities (n, classes)."""
+
+    def diagnostics(self, task: Task, personal: P) -> dict[str, Tensor]:
+        """Return numbers (0-d tensors) worth recording about a personal model."""
+        return {}

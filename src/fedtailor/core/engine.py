@@ -1,0 +1,50 @@
+"""What an engine is: something that runs one client's program for many clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from fedtailor.core.task import Task
+
+Program = Callable[[Task, Any, Any], Any]
+"""``program(task, common, row) -> output``: a pure function; common and row are trees of tensors."""
+
+
+class Ragged(NamedTuple):
+    """Positions of a client's examples and their weights; an engine may pad both (weight 0)."""
+
+    rows: Tensor  # (n,)
+    weight: Tensor  # (n,)
+
+
+class Job(NamedTuple):
+    """One client's share of the work."""
+
+    client: int
+    task: Task
+    row: Any
+    size: int
+    """Number of training examples: what the duration follows."""
+
+
+class Failure(NamedTuple):
+    """What an engine returns in place of an output if a client's program raised."""
+
+    reason: Exception
+
+
+class Engine(Protocol):
+    """Runs a program for many clients. What it returns does not depend on how it is done."""
+
+    @property
+    def name(self) -> str:
+        """The name in the table of engines."""
+
+    def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
+        """Return the output of every job, in the order of ``jobs``; :class:`Failure` where one raised.
+
+        ``common`` is the same for all clients, ``job.row`` differs.
+        """

@@ -1,0 +1,106 @@
+"""The exceptions a user can meet. Each names what, where, what was allowed and what was given.
+
+::
+
+    FedtailorError
+    ├── UsageError    exit code 2   the command line
+    ├── ConfigError   exit code 3   an option, a name, a combination of options
+    ├── DataError     exit code 4   a file, a label, a partition that cannot be met
+    └── RunError      exit code 5   a run that could not go on
+        └── ClientError             the work of one client, with its round and stage
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedtailorError(Exception):
+    """Base of all errors that are meant for the user."""
+
+    exit_code = 1
+    kind = "error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: str | None = None,
+        path: str | None = None,
+        allowed: object = None,
+        got: object = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.key = key
+        self.path = path
+        self.allowed = allowed
+        self.got = got
+
+    def as_record(self) -> dict[str, object]:
+        """Return the error as a JSON-ready mapping; absent fields are left out."""
+        fields = {"kind": self.kind, "message": self.message, "key": self.key, "path": self.path}
+        record: dict[str, object] = {name: text for name, text in fields.items() if text is not None}
+        for name, value in (("allowed", self.allowed), ("got", self.got)):
+            if value is not None:
+                record[name] = value if isinstance(value, str | int | list) else str(value)
+        return record
+
+
+class UsageError(FedtailorError):
+    """The command line cannot be understood."""
+
+    exit_code = 2
+    kind = "usage"
+
+
+class ConfigError(FedtailorError):
+    """An option has a wrong name, type, range or combination."""
+
+    exit_code = 3
+    kind = "config"
+
+
+class DataError(FedtailorError):
+    """Data is missing, damaged, or cannot be divided as asked."""
+
+    exit_code = 4
+    kind = "data"
+
+
+class RunError(FedtailorError):
+    """A run started and could not go on."""
+
+    exit_code = 5
+    kind = "run"
+
+
+class ClientError(RunError):
+    """The work of one client failed; carries round, client and stage, the cause is chained."""
+
+    def __init__(self, message: str, *, client: int, stage: str, round: int | None = None) -> None:
+        where = f"client {client}, {stage}" + ("" if round is None else f", round {round}")
+        super().__init__(f"{where}: {message}", key=stage)
+        self.client = client
+        self.stage = stage
+        self.round = round
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the nearest choice, or an empty string."""
+    close = difflib.get_close_matches(name, list(choices), n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def unknown_name(what: str, name: str, choices: Iterable[str], *, key: str | None = None) -> ConfigError:
+    """Return the error for a name that is not in a table: lists what is, and the nearest."""
+    allowed = sorted(choices)
+    return ConfigError(
+        f"unknown {what} '{name}'{did_you_mean(name, allowed)} Known: {', '.join(allowed)}."
+        if did_you_mean(name, allowed)
+        else f"unknown {what} '{name}'. Known: {', '.join(allowed)}.",
+        key=key or what,
+        allowed=allowed,
+        got=name,
+    )

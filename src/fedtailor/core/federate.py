@@ -1,0 +1,292 @@
+"""The round loop: draw a cohort, train, check uploads, aggregate, evaluate; one report per round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedtailor.core import rng, tree
+from fedtailor.core.algorithm import Algorithm
+from fedtailor.core.engine import Engine, Failure, Job, Program
+from fedtailor.core.errors import ClientError
+from fedtailor.core.federation import Cohort, Federation
+from fedtailor.core.message import Upload, download_bytes, problem_with, reduce_field, upload_bytes
+from fedtailor.core.metrics import Scores
+from fedtailor.core.options import Range, check_options
+from fedtailor.core.participation import Participation
+from fedtailor.core.programs import Common, make_row, personalize_program, score_program, train_program
+
+Point = Literal["global", "local", "personalized"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How long a run is, who takes part, and when what is evaluated."""
+
+    rounds: Annotated[int, Range(ge=1)]
+    participation: Participation = field(default_factory=Participation)
+    evaluate_every: Annotated[int, Range(ge=0)] = 10
+    """Rounds between evaluations at ``global`` and ``local``; 0: after the last round only."""
+    personalized_every: Annotated[int, Range(ge=0)] = 0
+    """Rounds between evaluations at ``personalized``; 0: after the last round only."""
+
+    def __post_init__(self) -> None:
+        check_options(self, owner="federation")
+
+    def due(self, round: int, every: int) -> bool:
+        """Return whether an evaluation is due after a round."""
+        return round == self.rounds or (every > 0 and round % every == 0)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of one model per client, and what exactly they are scores of."""
+
+    point: Point
+    adaptation: str
+    """What was done to the model on the client's training data before."""
+    clients: Literal["known", "new"]
+    ids: list[int]
+    scores: list[Scores]
+    test_set: Literal["clients", "complete"] = "clients"
+    diagnostics: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Number by name and client."""
+
+
+@dataclass
+class RoundReport:
+    """What happened in a round."""
+
+    round: int
+    cohort: list[int]
+    evaluations: list[Evaluation] = field(default_factory=list)
+    metrics: dict[str, dict[int, float]] = field(default_factory=dict)
+    """The algorithm's training metrics, by name and client."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    steps: int = 0
+    """Gradient steps of all clients, those of the personalization after the last round included."""
+    seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "aggregate": 0.0, "evaluate": 0.0})
+    personal: dict[int, Any] = field(default_factory=dict)
+    """Personal models by client, after the last round."""
+
+
+def federate(
+    algorithm: Algorithm[Any, Any, Any], federation: Federation, engine: Engine, protocol: Protocol, *, seed: int
+) -> Iterator[RoundReport]:
+    """Run an algorithm on a federation; yield a report after every round.
+
+    Raises:
+        RunError: the work of every client of a round failed.
+    """
+    protocol.participation.check(federation.population)
+    loop = _Loop(algorithm, federation, engine, protocol, seed)
+    for round in range(1, protocol.rounds + 1):
+        yield loop.run_round(round)
+
+
+class _Loop:
+    """The state of a run between rounds."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any, Any, Any],
+        federation: Federation,
+        engine: Engine,
+        protocol: Protocol,
+        seed: int,
+    ) -> None:
+        self.algorithm, self.federation, self.engine = algorithm, federation, engine
+        self.protocol, self.seed = protocol, seed
+        self.task = federation.common_task
+        self.messages = algorithm.messages(self.task)
+        self.server = algorithm.init_server(self.task, rng.new_key(seed, purpose="init_server"))
+        self.states: dict[int, Any] = {}
+        self.own: dict[int, Any] = {}
+        self.able = [client for client in federation.known if len(federation.splits[client].train) > 0]
+
+    def run_round(self, round: int) -> RoundReport:
+        """Run one round and the evaluations that are due after it."""
+        drawn = self.protocol.participation.cohort(self.seed, round, self.protocol.rounds, self.federation.population)
+        able = set(self.able)
+        report = RoundReport(round, [client for client in drawn.tolist() if client in able])
+        if round == 1:
+            report.events += [
+                {"kind": "skipped", "round": 1, "client": client, "reason": "no training examples: does not train"}
+                for client in self.federation.known
+                if client not in able
+            ]
+        uploads = self._train(report)
+        self._aggregate(report, uploads)
+        self._evaluate(report)
+        return report
+
+    def _cohort(self, report: RoundReport, ids: Sequence[int]) -> Cohort:
+        return Cohort(torch.tensor(ids), self.federation.population, report.round, self.protocol.rounds)
+
+    def _train(self, report: RoundReport) -> dict[int, Upload]:
+        """Train the clients of a round; keep the states of sound clients, return the sound uploads."""
+        start = time.perf_counter()
+        everybody = self.algorithm.who_trains == "all"
+        clients = self.able if everybody else report.cohort
+        shared = self.algorithm.broadcast(self.server, self._cohort(report, report.cohort))
+        evaluate = self.protocol.due(report.round, self.protocol.evaluate_every)
+        program = partial(train_program, algorithm=self.algorithm, evaluate=evaluate)
+        outputs = self._map(program, shared, clients, report.round)
+        _refuse_total_failure(outputs, clients, "local_update", report.round)
+        uploads: dict[int, Upload] = {}
+        scored: list[tuple[int, Scores]] = []
+        for client, output in zip(clients, outputs, strict=True):
+            reason = _problem(output, self.messages)
+            if reason is not None:
+                event = {"kind": "quarantine", "round": report.round, "client": client, "reason": reason}
+                report.events.append(event)
+                continue
+            self.states[client], upload, metrics, scores = output
+            _record(report.metrics, client, metrics)
+            if client in report.cohort:
+                uploads[client] = upload
+            if isinstance(scores, Scores):
+                scored.append((client, scores))
+        if scored:
+            ids, values = [client for client, _ in scored], [scores for _, scores in scored]
+            report.evaluations.append(Evaluation("local", "local training of the round", "known", ids, values))
+        report.steps = _whole_sum(report.metrics.get("steps", {}))
+        report.bytes_down = download_bytes(self.messages) * len(clients)
+        report.bytes_up = sum(upload_bytes(upload, self.messages) for upload in uploads.values())
+        report.seconds["train"] = time.perf_counter() - start
+        return uploads
+
+    def _aggregate(self, report: RoundReport, uploads: dict[int, Upload]) -> None:
+        """Reduce the uploads in the order of client ids and update the server."""
+        start = time.perf_counter()
+        ids = sorted(uploads)
+        if ids:
+            names = [name for name, declared in self.messages.items() if declared.reduction != "none"]
+            received = {name: reduce_field([uploads[client][name] for client in ids]) for name in names}
+            self.server, rows = self.algorithm.aggregate(self.server, received, self._cohort(report, ids))
+            if tree.leaves(rows):
+                self.own.update(zip(ids, tree.unstack(rows, len(ids)), strict=True))
+        report.seconds["aggregate"] = time.perf_counter() - start
+
+    def _evaluate(self, report: RoundReport) -> None:
+        """Run the evaluations that are due."""
+        start = time.perf_counter()
+        known = list(self.federation.known)
+        if self.protocol.due(report.round, self.protocol.evaluate_every):
+            model = self.algorithm.global_model(self.task, self.server)
+            if model is not None:
+                program = partial(score_program, algorithm=self.algorithm)
+                scores = self._sound(report, self._map(program, model, known, report.round), known, "evaluate")
+                report.evaluations.append(Evaluation("global", "none", "known", list(scores), list(scores.values())))
+        if self.protocol.due(report.round, self.protocol.personalized_every):
+            report.evaluations.append(self._personalized(report, known, new=False))
+            if self.federation.num_new:
+                report.evaluations.append(self._personalized(report, list(self.federation.new), new=True))
+        report.seconds["evaluate"] = time.perf_counter() - start
+
+    def _personalized(self, report: RoundReport, ids: list[int], *, new: bool) -> Evaluation:
+        """Personalize and score every client; keep the models after the last round."""
+        shared = self.algorithm.broadcast(self.server, self._cohort(report, ids))
+        program = partial(personalize_program, algorithm=self.algorithm, new=new)
+        stage = "personalize"
+        outputs = self._sound(report, self._map(program, shared, ids, report.round), ids, stage)
+        diagnostics: dict[str, dict[int, float]] = {}
+        last = report.round == self.protocol.rounds
+        for client, (personal, numbers, _) in outputs.items():
+            _record(diagnostics, client, numbers)
+            if not _all_finite(personal):
+                reason = f"{stage}: the model holds values that are not finite; it is scored, and not kept"
+                report.events.append({"kind": "failed", "round": report.round, "client": client, "reason": reason})
+            elif last:
+                report.personal[client] = personal
+        if last:
+            report.steps += _whole_sum(diagnostics.get("steps", {}))
+        return Evaluation(
+            "personalized",
+            self.algorithm.adaptation,
+            "new" if new else "known",
+            list(outputs),
+            [scores for _, _, scores in outputs.values()],
+            diagnostics=diagnostics,
+        )
+
+    def _map(self, program: Program, shared: Any, clients: Sequence[int], round: int) -> list[Any]:
+        """Run a program for some clients on the engine."""
+        words = torch.tensor(self.seed), torch.tensor(round)
+        common = Common(self.federation.x, self.federation.y, *words, shared=shared)
+        jobs = []
+        for client in clients:
+            row = make_row(self.federation, client, self._state(client), self._own(client))
+            jobs.append(Job(client, self.federation.task(client), row, len(row.train.rows)))
+        return self.engine.map(program, common, jobs)
+
+    def _state(self, client: int) -> Any:
+        """Return a client's state; what it is before its first round is not kept."""
+        if client in self.states:
+            return self.states[client]
+        key = rng.new_key(self.seed, client=client, purpose="init_client")
+        return self.algorithm.init_client(self.federation.task(client), self.federation.info(client), key)
+
+    def _own(self, client: int) -> Any:
+        if client in self.own:
+            return self.own[client]
+        key = rng.new_key(self.seed, client=client, purpose="init_own")
+        return self.algorithm.init_own(self.federation.task(client), self.federation.info(client), key)
+
+    def _sound(self, report: RoundReport, outputs: list[Any], ids: Sequence[int], stage: str) -> dict[int, Any]:
+        """Return the outputs by client; one that failed is left out with an event, and if all did, that is an error."""
+        sound = {}
+        for client, output in zip(ids, outputs, strict=True):
+            if isinstance(output, Failure):
+                reason = f"{stage}: {_describe(output)}"
+                report.events.append({"kind": "failed", "round": report.round, "client": client, "reason": reason})
+            else:
+                sound[client] = output
+        _refuse_total_failure(outputs, ids, stage, report.round)
+        return sound
+
+
+def _problem(output: Any, messages: Any) -> str | None:
+    """Return why a client's round must not be used."""
+    if isinstance(output, Failure):
+        return _describe(output)
+    state, upload, _, _ = output
+    reason = problem_with(upload, messages)
+    if reason is None and not _all_finite(state):
+        reason = "client state: values that are not finite"
+    return reason
+
+
+def _all_finite(value: tree.Tree) -> bool:
+    return all(bool(torch.isfinite(leaf).all()) for leaf in tree.leaves(value))
+
+
+def _describe(failure: Failure) -> str:
+    return f"{type(failure.reason).__name__}: {failure.reason}"
+
+
+def _refuse_total_failure(outputs: Sequence[Any], ids: Sequence[int], stage: str, round: int) -> None:
+    """Raise if there is no output: then the fault is the program's, not a client's."""
+    if outputs and all(isinstance(output, Failure) for output in outputs):
+        first = outputs[0].reason
+        message = f"every client failed, this one with {_describe(outputs[0])}"
+        raise ClientError(message, client=ids[0], stage=stage, round=round) from first
+
+
+def _record(table: dict[str, dict[int, float]], client: int, numbers: dict[str, Tensor]) -> None:
+    """Enter a client's numbers into a table by name."""
+    for name, value in numbers.items():
+        table.setdefault(name, {})[client] = float(value)
+
+
+def _whole_sum(numbers: dict[int, float]) -> int:
+    """Return the sum of whole numbers kept as floats."""
+    return round(sum(numbers.values()))

@@ -1,0 +1,134 @@
+"""The data of a federation as a client's program sees it: examples, counts, and never the test set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtailor.core.noise import row_words
+from fedtailor.core.rng import Key
+from fedtailor.core.task import Task
+
+
+class ExampleSet(NamedTuple):
+    """Some examples of a table: positions and weights; building blocks gather, algorithms do not.
+
+    The table is the resident dataset, the same for all clients, or a derived one (cached features).
+    Examples of weight 0 are not there (padding, or left out by sampling).
+    """
+
+    x: Tensor  # (rows, *input_shape)
+    y: Tensor  # (rows,)
+    rows: Tensor  # (n,)
+    weight: Tensor  # (n,)
+
+    def labels(self) -> Tensor:
+        """Return the labels (n,)."""
+        return self.y[self.rows]
+
+    def size(self) -> Tensor:
+        """Return the number of examples that are there, ()."""
+        return (self.weight > 0).sum()
+
+    def keep(self, count: Tensor, key: Key) -> ExampleSet:
+        """Keep ``count`` examples drawn without replacement; the others get weight 0."""
+        absent = self.weight <= 0
+        words = row_words(key, self.weight).masked_fill(absent, torch.iinfo(torch.int64).max)
+        rank = torch.argsort(torch.argsort(words, stable=True), stable=True)
+        return self._replace(weight=torch.where(rank < count, self.weight, 0.0))
+
+    def sample(self, fraction: float, key: Key) -> ExampleSet:
+        """Keep a fraction of the examples, rounded down."""
+        return self.keep(torch.floor(fraction * self.size()), key)
+
+
+class ClientInfo(NamedTuple):
+    """What a client knows of its own training data before any training."""
+
+    num_train: Tensor  # ()
+    class_counts: Tensor  # (classes,)
+
+
+class ClientData(NamedTuple):
+    """The data of one client within reach of an algorithm."""
+
+    train: ExampleSet
+    val: ExampleSet
+    info: ClientInfo
+
+
+class Cohort(NamedTuple):
+    """The clients of a round, and where the round stands in the run."""
+
+    ids: Tensor  # (cohort,)
+    population: int
+    round: int
+    rounds: int
+
+
+class Split(NamedTuple):
+    """Positions of one client's examples in the dataset."""
+
+    train: Tensor  # (n,)
+    val: Tensor
+    test: Tensor
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A dataset divided among clients.
+
+    ``x`` holds the examples as floats, images as (rows, channels, height, width) whose memory is laid out
+    channels last; ``y`` the labels. ``splits[i]`` are the positions of client i. Clients numbered from
+    ``num_known`` on never take part in training (``new`` clients).
+    """
+
+    x: Tensor
+    y: Tensor
+    splits: Sequence[Split]
+    common_task: Task
+    num_new: int = 0
+    class_names: Sequence[str] = field(default_factory=tuple)
+    client_names: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def population(self) -> int:
+        """Number of clients that can take part in training."""
+        return len(self.splits) - self.num_new
+
+    @property
+    def known(self) -> range:
+        """Ids of the clients that can take part in training."""
+        return range(self.population)
+
+    @property
+    def new(self) -> range:
+        """Ids of the clients held out from training."""
+        return range(self.population, len(self.splits))
+
+    def task(self, client: int) -> Task:
+        """Return the task of a client."""
+        return self.common_task
+
+    def examples(self, positions: Tensor) -> ExampleSet:
+        """Return the examples at the given positions, each with weight 1."""
+        return ExampleSet(self.x, self.y, positions, torch.ones(len(positions), dtype=self.x.dtype))
+
+    def info(self, client: int) -> ClientInfo:
+        """Return the counts of a client's training data."""
+        labels = self.y[self.splits[client].train]
+        counts = torch.bincount(labels, minlength=self.common_task.num_classes)
+        return ClientInfo(torch.tensor(len(labels), dtype=self.x.dtype), counts.to(self.x.dtype))
+
+    def data(self, client: int) -> ClientData:
+        """Return what an algorithm may see of a client's data."""
+        split = self.splits[client]
+        return ClientData(self.examples(split.train), self.examples(split.val), self.info(client))
+
+    def test(self, client: int) -> ExampleSet:
+        """Return a client's test examples; engines evaluate on them, algorithms never see them."""
+        return self.examples(self.splits[client].test)

@@ -1,0 +1,147 @@
+"""Gaussian class models: one mean per class, one covariance for all classes, and their linear classifier.
+
+Everything is computed and returned in float64, whatever comes in; callers cast down. All functions run under
+``torch.func.vmap``: nothing branches on data, and statistics that are not finite never raise in a batched
+factorization, they come out as NaN for their client alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int, Real
+from torch import Tensor
+
+_SMALLEST_DEVIATION = 1e-12  # stands for the standard deviation of a constant feature in a correlation
+
+
+class ClassMoments(NamedTuple):
+    """Means, counts and within-class scatter of labeled features."""
+
+    means: Float64[Tensor, "classes d"]
+    """Mean of every class; 0 for a class without examples."""
+    counts: Float64[Tensor, "classes"]
+    """Total weight of every class."""
+    scatter: Float64[Tensor, "d d"]
+    """Sum of outer products of the features, each centered by the mean of its class."""
+
+
+def smooth_prior(class_counts: Real[Tensor, "classes"], smoothing: float = 1e-4) -> Float64[Tensor, "classes"]:
+    """Return class frequencies in which no class is impossible: ``(n_c / n + smoothing) / (1 + C smoothing)``.
+
+    Without any examples all classes are equally likely.
+    """
+    counts = class_counts.double()
+    total = counts.sum()
+    num_classes = counts.shape[0]
+    frequencies = torch.where(total > 0, counts / torch.where(total > 0, total, 1.0), 1.0 / num_classes)
+    return (frequencies + smoothing) / (1.0 + num_classes * smoothing)
+
+
+def class_moments(
+    z: Float[Tensor, "n d"], labels: Int[Tensor, "n"], weight: Real[Tensor, "n"], num_classes: int
+) -> ClassMoments:
+    """Compute the moments of features; rows of weight 0 are not there and may hold any finite numbers.
+
+    Labels of rows with weight 0 may be any integers.
+    """
+    features, row_weight = z.double(), weight.double()
+    member = (labels[:, None] == torch.arange(num_classes, device=labels.device)).double()  # (n, classes)
+    weighted = member * row_weight[:, None]
+    counts = weighted.sum(0)
+    means = (weighted.mT @ features) / torch.where(counts > 0, counts, 1.0)[:, None]
+    centered = features - means[labels.clamp(0, num_classes - 1)]
+    return ClassMoments(means, counts, centered.mT @ (centered * row_weight[:, None]))
+
+
+def known_means(
+    moments: ClassMoments, fallback: Float[Tensor, "classes d"], min_count: int = 1
+) -> Float64[Tensor, "classes d"]:
+    """Return the class means, and rows of ``fallback`` for classes with a count below ``min_count``."""
+    return torch.where((moments.counts >= min_count)[:, None], moments.means, fallback.double())
+
+
+def covariance(
+    scatter: Float[Tensor, "d d"], count: Real[Tensor, ""], ridge: float, offset: float
+) -> Float64[Tensor, "d d"]:
+    """Return ``scatter / max(count - 1, 1) + offset + ridge I``; the offset goes to every entry."""
+    identity = torch.eye(scatter.shape[-1], dtype=torch.float64, device=scatter.device)
+    return scatter.double() / (count.double() - 1.0).clamp_min(1.0) + offset + ridge * identity
+
+
+def shrink(covariance: Float[Tensor, "*batch d d"], amount: float = 1e-4) -> Float64[Tensor, "*batch d d"]:
+    """Pull a covariance towards a multiple of the identity of the same trace; linear in the covariance."""
+    matrix = covariance.double()
+    d = matrix.shape[-1]
+    identity = torch.eye(d, dtype=torch.float64, device=matrix.device)
+    mean_variance = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] / d
+    return (1.0 - amount) * matrix + amount * mean_variance * identity
+
+
+def blend(
+    local: Float[Tensor, "*shape"], shared: Float[Tensor, "*shape"], beta: Float[Tensor, ""]
+) -> Float64[Tensor, "*shape"]:
+    """Return ``beta local + (1 - beta) shared``: exact where beta is 0 or 1, and where the two are equal."""
+    return torch.lerp(shared.double(), local.double(), beta.double())
+
+
+def lda_head(
+    means: Float[Tensor, "classes d"],
+    covariance: Float[Tensor, "d d"],
+    prior: Float[Tensor, "classes"],
+    shrinkage: float = 0.0,
+) -> tuple[Float64[Tensor, "classes d"], Float64[Tensor, "classes"]]:
+    """Return weight and bias of the linear classifier of a Gaussian class model.
+
+    ``weight = S^-1 means``, ``bias_c = -1/2 mean_c . weight_c + log prior_c``: up to a term that all classes
+    share, ``z @ weight.T + bias`` are the logarithms of the joint densities. The covariance is shrunk by
+    ``shrinkage`` first. Where S is singular, the weights are the least-squares solution of smallest norm;
+    where it is not finite, they are NaN.
+
+    Reference: Hastie, Tibshirani, Friedman 2009, The Elements of Statistical Learning, section 4.3.
+    """
+    matrix = shrink(covariance, shrinkage)
+    d = matrix.shape[-1]
+    eigenvalues, vectors = torch.linalg.eigh(finite_or(matrix, torch.eye(d, dtype=matrix.dtype, device=matrix.device)))
+    magnitude = eigenvalues.abs()
+    regular = magnitude > d * torch.finfo(torch.float64).eps * magnitude.max()
+    inverse = torch.where(regular, 1.0 / torch.where(regular, eigenvalues, 1.0), 0.0)
+    centers = means.double()
+    weight = ((centers @ vectors) * inverse) @ vectors.mT
+    weight = torch.where(all_finite(matrix), weight, torch.nan)
+    return weight, -0.5 * (centers * weight).sum(1) + prior.double().log()
+
+
+def nearest_pd(covariance: Float[Tensor, "d d"], threshold: float = 1e-15) -> Float64[Tensor, "d d"]:
+    """Make a covariance positive definite by clipping the eigenvalues of its correlation matrix.
+
+    Variances stay as they are. A matrix whose correlations have no eigenvalue below ``threshold`` comes back
+    untouched, and so does one that is not finite.
+    """
+    matrix = covariance.double()
+    identity = torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device)
+    variance = matrix.diagonal()
+    deviation = variance.clamp_min(0.0).sqrt().clamp_min(_SMALLEST_DEVIATION)
+    scale = deviation[:, None] * deviation
+    eigenvalues, vectors = torch.linalg.eigh(finite_or(matrix / scale, identity))
+    clipped = (vectors * eigenvalues.clamp_min(threshold)) @ vectors.mT
+    own_deviation = clipped.diagonal().sqrt()
+    correlation = clipped / (own_deviation[:, None] * own_deviation)
+    repaired = torch.where(identity > 0, variance, scale * correlation)
+    return torch.where((eigenvalues < threshold).any(), repaired, matrix)
+
+
+def all_finite(matrix: Float[Tensor, "*batch rows columns"]) -> Bool[Tensor, "*batch 1 1"]:
+    """Return whether every entry of a matrix is finite, shaped so that it broadcasts over the matrix."""
+    return torch.isfinite(matrix).all(-1, keepdim=True).all(-2, keepdim=True)
+
+
+def finite_or(
+    matrix: Float[Tensor, "*batch rows columns"], fallback: Float[Tensor, "rows columns"]
+) -> Float[Tensor, "*batch rows columns"]:
+    """Return the matrix, or ``fallback`` in its place if any entry is not finite.
+
+    One matrix that is not finite makes a batched factorization raise for all; the caller marks its result.
+    """
+    return torch.where(all_finite(matrix), matrix, fallback)

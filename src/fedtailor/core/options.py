@@ -1,0 +1,150 @@
+"""Options: the fields of frozen dataclasses, checked against their annotations.
+
+One mechanism serves hyper-parameters, the ``[training]`` section and every other section of a
+configuration: the annotation gives the type, :class:`Range` the bounds, ``Literal`` the choices.
+Values are never converted silently, but for an integer where a float is expected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from fedtailor.core.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number: ``ge``/``gt`` from below, ``le``/``lt`` from above. NaN is never inside."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Return whether ``value`` is inside."""
+        return not (
+            math.isnan(value)
+            or (self.ge is not None and value < self.ge)
+            or (self.gt is not None and value <= self.gt)
+            or (self.le is not None and value > self.le)
+            or (self.lt is not None and value >= self.lt)
+        )
+
+    def __str__(self) -> str:
+        signs = ((">=", self.ge), (">", self.gt), ("<=", self.le), ("<", self.lt))
+        return " and ".join(f"{sign} {bound:g}" for sign, bound in signs if bound is not None)
+
+
+def check_options(instance: Any, *, owner: str | None = None) -> None:
+    """Check every field of a dataclass instance against its annotation.
+
+    An integer in a float field becomes a float. ``owner`` is the name used in messages
+    (default: the class name).
+
+    Raises:
+        ConfigError: naming owner and field, what is allowed and what was given.
+    """
+    owner = owner or type(instance).__name__
+    hints = typing.get_type_hints(type(instance), include_extras=True)
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        checked = check_value(value, hints[field.name], key=f"{owner}.{field.name}")
+        if checked is not value:
+            object.__setattr__(instance, field.name, checked)
+
+
+def check_value(value: Any, hint: Any, *, key: str, bounds: Range | None = None) -> Any:
+    """Return ``value`` if it fits the annotation ``hint`` (an int becomes a float where one is due).
+
+    ``bounds`` hold for every number within the value, unless the annotation has closer ones.
+    """
+    if get_origin(hint) is Annotated:
+        hint, *extras = get_args(hint)
+        bounds = next((extra for extra in extras if isinstance(extra, Range)), bounds)
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    kind = next((kind for kind in kinds if _fits(value, kind)), None)
+    if kind is None:
+        raise _refuse(key, " or ".join(_describe(kind) for kind in kinds), value)
+    if get_origin(kind) is Annotated:
+        return check_value(value, kind, key=key, bounds=bounds)
+    if isinstance(value, tuple) and get_origin(kind) is tuple:
+        return tuple(check_value(item, get_args(kind)[0], key=key, bounds=bounds) for item in value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _check_number(value, kind, key, bounds)
+    return value
+
+
+def _check_number(value: int | float, kind: Any, key: str, bounds: Range | None) -> int | float:
+    """Check a number's bounds; what no float can hold counts as not finite."""
+    try:
+        as_float = float(value)
+    except OverflowError:
+        as_float = math.inf
+    if not math.isfinite(as_float):
+        raise _refuse(key, "a finite number", value)
+    if bounds is not None and not bounds.holds(as_float):
+        raise _refuse(key, str(bounds), as_float if kind is float else value)
+    return as_float if kind is float else value
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether ``value`` is of one plain kind; a bool is no number."""
+    if kind is Any:
+        return True
+    if get_origin(kind) is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in get_args(kind))
+    if get_origin(kind) is Annotated:
+        return _fits(value, get_args(kind)[0])
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    plain = get_origin(kind) or kind
+    if plain is tuple and isinstance(value, tuple):
+        inner = get_args(kind)[0]
+        return all(_fits(item, inner) for item in value)
+    return isinstance(value, plain)
+
+
+def _describe(kind: Any) -> str:
+    if kind is type(None):
+        return "nothing"
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
+    names = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
+    return names.get(kind, str(getattr(kind, "__name__", kind)))
+
+
+def _refuse(key: str, allowed: str, got: Any) -> ConfigError:
+    shown = repr(got) if isinstance(got, str) else str(got)
+    return ConfigError(f"{key} must be {allowed}, got {shown}.", key=key, allowed=allowed, got=shown)
+
+
+def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
+    """Build a dataclass from a mapping; unknown keys are an error that names the nearest one.
+
+    Raises:
+        ConfigError: an unknown key, or a value that does not fit its field.
+    """
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # cls is a dataclass
+    for name in values:
+        if name not in names:
+            raise ConfigError(
+                f"unknown option '{section}.{name}'{did_you_mean(name, names)} "
+                f"Known in [{section}]: {', '.join(names)}.",
+                key=f"{section}.{name}",
+                allowed=names,
+                got=name,
+            )
+    hints = typing.get_type_hints(cls, include_extras=True)
+    checked = {name: check_value(value, hints[name], key=f"{section}.{name}") for name, value in values.items()}
+    return cls(**checked)

@@ -1,0 +1,115 @@
+"""Who takes part in a round."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor.core import rng
+from fedtailor.core.errors import ConfigError, RunError
+from fedtailor.core.options import Range, check_options
+
+_MOST_DRAWS = 10_000
+_FORMS = 'a probability such as 0.3, "all", "fixed(30)" or "bernoulli(0.3)"'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Participation:
+    """How the cohort of a round is drawn; a function of (seed, round) only."""
+
+    plan: Literal["bernoulli", "fixed", "all"] = "all"
+    """Each client independently, a fixed number without replacement, or everybody."""
+    probability: Annotated[float, Range(gt=0, le=1)] = 1.0
+    """Of each client, under ``bernoulli``."""
+    count: Annotated[int, Range(ge=1)] = 1
+    """Clients per round, under ``fixed``."""
+    min_clients: Annotated[int, Range(ge=1)] = 1
+    """A smaller cohort is drawn again."""
+    full_last_round: bool = True
+    """Whether everybody takes part in the last round."""
+
+    def __post_init__(self) -> None:
+        check_options(self, owner="federation")
+
+    def check(self, population: int) -> None:
+        """Check the plan against the number of clients.
+
+        Raises:
+            ConfigError: more clients are asked for than there are.
+        """
+        wanted = {"participation": self.count if self.plan == "fixed" else 1, "min_clients": self.min_clients}
+        for name, number in wanted.items():
+            if number > population:
+                raise ConfigError(
+                    f"federation.{name} asks for {number} clients a round, there are {population}.",
+                    key=f"federation.{name}",
+                    allowed=f"at most {population}",
+                    got=number,
+                )
+        if self.plan == "fixed" and self.count < self.min_clients:
+            raise ConfigError(
+                f"federation.min_clients is {self.min_clients}, but federation.participation draws {self.count}.",
+                key="federation.min_clients",
+                allowed=f"at most {self.count}",
+                got=self.min_clients,
+            )
+
+    def cohort(self, seed: int, round: int, rounds: int, population: int) -> Tensor:
+        """Return the ids of a round's clients in increasing order.
+
+        Raises:
+            RunError: no draw reached ``min_clients``.
+        """
+        if self.plan == "all" or (round == rounds and self.full_last_round):
+            return torch.arange(population)
+        for draw in range(_MOST_DRAWS):
+            key = rng.new_key(seed, round=round, purpose=f"cohort/{draw}")
+            words = rng.words(rng.plain(key), population)
+            if self.plan == "fixed":
+                return torch.from_numpy(np.sort(np.argsort(words, kind="stable")[: self.count]))
+            ids = np.flatnonzero(rng.to_unit(words) < self.probability)
+            if len(ids) >= self.min_clients:
+                return torch.from_numpy(ids)
+        raise RunError(
+            f"federation.participation {self.probability:g} of {population} clients did not give "
+            f"federation.min_clients {self.min_clients} in {_MOST_DRAWS} draws of round {round}.",
+            key="federation.min_clients",
+        )
+
+
+def parse_participation(value: float | str, *, min_clients: int = 1, full_last_round: bool = True) -> Participation:
+    """Read ``federation.participation``: a probability, ``"all"``, ``"fixed(k)"`` or ``"bernoulli(q)"``.
+
+    Raises:
+        ConfigError: the text is none of these, or the number is out of range.
+    """
+    rest = {"min_clients": min_clients, "full_last_round": full_last_round}
+    if isinstance(value, str):
+        match = re.fullmatch(r"(bernoulli|fixed)\(([^()]+)\)", value.strip())
+        number = match.group(2) if match else value
+        try:
+            if value.strip() == "all":
+                return Participation(plan="all", **rest)  # type: ignore[arg-type]
+            if match and match.group(1) == "fixed":
+                return Participation(plan="fixed", count=int(number), **rest)  # type: ignore[arg-type]
+            value = float(number)
+        except ValueError:
+            raise _refused(value) from None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise _refused(value)
+    return Participation(plan="bernoulli", probability=float(value), **rest)  # type: ignore[arg-type]
+
+
+def _refused(got: object) -> ConfigError:
+    shown = repr(got) if isinstance(got, str) else str(got)
+    return ConfigError(
+        f"federation.participation must be {_FORMS}, with a probability in (0, 1], got {shown}.",
+        key="federation.participation",
+        allowed=_FORMS,
+        got=shown,
+    )

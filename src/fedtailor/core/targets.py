@@ -1,0 +1,49 @@
+"""What a user names as ``package.module:name``: found in the installed packages or the current folder."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from fedtailor.core.errors import ConfigError, did_you_mean
+
+
+def find_target(target: str, *, what: str, key: str) -> Any:
+    """Import what ``package.module:name`` stands for, which must be callable.
+
+    Args:
+        target: the text.
+        what: what it is the name of, such as ``model``, for messages.
+        key: the option that holds it, for messages.
+
+    Raises:
+        ConfigError: the module cannot be imported, or has nothing callable of that name.
+    """
+    form = f"package.module:{'Class' if what == 'algorithm' else 'function'}"
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise refuse_target(f"{what} of your own is written {form}, got '{target}'", target, key=key, allowed=form)
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a user's module may raise anything while it is imported
+        reason = f"{type(error).__name__}: {error}"
+        message = f"the module '{module_name}' of {what} '{target}' cannot be imported: {reason}"
+        raise refuse_target(message, target, key=key) from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        known = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
+        hint = did_you_mean(name, known).rstrip("?")
+        kind = form.partition(":")[2].lower()
+        raise refuse_target(f"the module '{module_name}' has no {kind} '{name}'{hint}", target, key=key)
+    return found
+
+
+def refuse_target(message: str, target: str, *, key: str, allowed: str | None = None) -> ConfigError:
+    """Return the error for a target that cannot be used."""
+    return ConfigError(f"{message.rstrip('.')}.", key=key, allowed=allowed, got=target)

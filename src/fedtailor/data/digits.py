@@ -1,0 +1,33 @@
+"""The digits of scikit-learn: 1,797 images of 8x8 pixels with 17 gray levels, part of the installation."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+from sklearn import datasets
+
+from fedtailor.data.dataset import Dataset
+
+_SOURCE = "digits.csv.gz"
+
+
+def load_digits(folder: Path) -> Dataset:
+    """Load the digits; ``folder`` is not looked at, no file is needed."""
+    bunch = datasets.load_digits()
+    raw = resources.files("sklearn.datasets.data").joinpath(_SOURCE).read_bytes()
+    return Dataset(
+        name="digits",
+        x=bunch.images.astype(np.uint8)[..., np.newaxis],
+        y=bunch.target.astype(np.int64),
+        num_classes=10,
+        class_names=tuple(str(digit) for digit in range(10)),
+        white=16.0,
+        official_size=1797,
+        sources={f"sklearn/datasets/data/{_SOURCE}": hashlib.sha256(raw).hexdigest()},
+        license="CC BY 4.0 (UCI Machine Learning Repository)",
+        citation="Alpaydin and Kaynak 1998, Optical recognition of handwritten digits, UCI Machine Learning "
+        "Repository.",
+    )

@@ -1,0 +1,80 @@
+"""Models by name, or from a user's own function. Listing them does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedtailor.core.errors import unknown_name
+from fedtailor.core.targets import find_target
+from fedtailor.models.targets import call_function
+
+if TYPE_CHECKING:
+    from fedtailor.core.task import Model
+
+__all__ = ["MODELS", "ModelEntry", "build_model", "default_model"]
+
+
+class ModelEntry(NamedTuple):
+    """A line of the table of models."""
+
+    description: str
+    function: str
+    """Where ``function(input_shape, num_classes, **options)`` is, as ``package.module:function``."""
+
+
+MODELS: Mapping[str, ModelEntry] = {
+    "cifar_cnn": ModelEntry(
+        "three convolution stages, 128 features, for 32 x 32 images (pFedFDA, FedPAC)", "fedtailor.models.cnn:cifar_cnn"
+    ),
+    "emnist_cnn": ModelEntry(
+        "two convolution stages, 128 features, for 28 x 28 images (pFedFDA, FedPAC)", "fedtailor.models.cnn:emnist_cnn"
+    ),
+    "mlp": ModelEntry("one hidden layer of 100 units (option hidden), for any input", "fedtailor.models.mlp:mlp"),
+}
+"""The built-in models by name, in alphabetical order."""
+
+
+def build_model(
+    spec: str, input_shape: tuple[int, ...], num_classes: int, options: Mapping[str, Any] | None = None
+) -> Model:
+    """Build a model from a name of the table, or from a user's function ``package.module:function``.
+
+    The function is called as ``function(input_shape, num_classes, **options)`` and returns a ``torch.nn.Module``,
+    which is wrapped (see ``models.module.from_module``), or a model. It runs with PyTorch's CPU generator seeded the
+    same way every time, so that what it draws itself is the same at every site.
+
+    Raises:
+        ConfigError: an unknown name or option, a function that cannot be found or fails, or a model that cannot be
+            used with these inputs.
+
+    Example:
+        >>> build_model("mlp", (1, 28, 28), 10, {"hidden": 20}).feature_dim
+        20
+    """
+    shape, options = tuple(input_shape), options or {}
+    if ":" not in spec:
+        if spec not in MODELS:
+            raise unknown_name("model", spec, MODELS, key="model.name")
+        model: Model = call_function(
+            find_target(MODELS[spec].function, what="model", key="model.name"), spec, shape, num_classes, options
+        )
+        return model
+    from fedtailor.core.rng import new_key
+    from fedtailor.models.module import seeded_generator, wrap
+
+    function = find_target(spec, what="model", key="model.name")
+    with seeded_generator(new_key(0, purpose="model function")):
+        result = call_function(function, spec, shape, num_classes, options)
+    return wrap(result, input_shape=shape, num_classes=num_classes, name=spec)
+
+
+def default_model(input_shape: tuple[int, ...]) -> str:
+    """Return the name of the model for inputs of a shape: a convolutional network for images of its size, or ``mlp``.
+
+    Example:
+        >>> default_model((3, 32, 32)), default_model((64,))
+        ('cifar_cnn', 'mlp')
+    """
+    networks: dict[tuple[int, ...], str] = {(28, 28): "emnist_cnn", (32, 32): "cifar_cnn"}
+    return networks.get(tuple(input_shape)[1:], "mlp")

@@ -1,0 +1,61 @@
+"""What the built-in models share: initialization from a key, and the linear head."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtailor.core.noise import uniform
+from fedtailor.core.rng import Key
+from fedtailor.core.task import Params
+
+Shape = tuple[int, ...]
+
+
+def default_init(shapes: Mapping[str, Shape], key: Key) -> Params:
+    """Draw weights and biases of linear and convolution layers as PyTorch does by default.
+
+    ``LAYER.weight`` and ``LAYER.bias`` are uniform within +-1/sqrt(fan-in), the distribution of
+    ``torch.nn.Linear`` and ``torch.nn.Conv2d``. Each name has its own stream of random numbers, which agree
+    between default dtypes up to rounding.
+    """
+    params: Params = {}
+    for name, shape in shapes.items():
+        layer = name.rpartition(".")[0]
+        bound = 1 / math.sqrt(math.prod(shapes[f"{layer}.weight"][1:]))
+        params[name] = (2 * uniform(key.fold(name), shape) - 1) * bound
+    return params
+
+
+class LinearHeadModel(ABC):
+    """A model without buffers whose head is one linear layer, ``head.weight`` and ``head.bias``.
+
+    Subclasses give the body's shapes and ``features``; together they satisfy ``core.task.Model``.
+    """
+
+    norm: frozenset[str] = frozenset()
+
+    def __init__(self, body: Mapping[str, Shape], feature_dim: int, num_classes: int) -> None:
+        self.feature_dim = feature_dim
+        self.shapes: dict[str, Shape] = {
+            **body,
+            "head.weight": (num_classes, feature_dim),
+            "head.bias": (num_classes,),
+        }
+        self.groups = {name: "body" if name in body else "head" for name in self.shapes}
+
+    def init(self, key: Key) -> Params:
+        """Return fresh parameters in torch's default dtype."""
+        return default_init(self.shapes, key)
+
+    @abstractmethod
+    def features(self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool) -> tuple[Tensor, Params]:
+        """Return features (n, d) and no buffers."""
+
+    def head(self, params: Params, z: Tensor) -> Tensor:
+        """Return logits (n, classes) of features (n, d)."""
+        return F.linear(z, params["head.weight"], params["head.bias"])

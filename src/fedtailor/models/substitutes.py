@@ -1,0 +1,179 @@
+"""Layers that stand in for those of a user's module whose behavior depends on more than their input.
+
+Dropout draws from the key of the call, batch normalization looks at the weights of the examples and hands its
+new statistics back. Both reach the call through a variable of the thread, since threads train at the same time.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fedtailor.core.noise import uniform
+from fedtailor.core.rng import Key
+from fedtailor.core.task import Params
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+ENTRY_DROPOUTS = (nn.Dropout,)
+CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
+@dataclass
+class Call:
+    """One call to a model's ``features``: what came in besides parameters and inputs, and what goes out."""
+
+    weight: Tensor  # (n,)
+    key: Key
+    buffers: Params = field(default_factory=dict)
+    """Statistics updated so far, by name."""
+    draws: dict[str, int] = field(default_factory=dict)
+    """How often a dropout layer has drawn, by name: a layer that is used twice drops twice."""
+
+    def next_key(self, layer: str) -> Key:
+        """Return the key of a layer's next draw."""
+        count = self.draws[layer] = self.draws.get(layer, -1) + 1
+        return self.key.fold(f"dropout/{layer}/{count}")
+
+
+class _Current(threading.local):
+    call: Call | None = None
+
+
+_current = _Current()
+
+
+@contextmanager
+def calling(call: Call) -> Iterator[None]:
+    """Make ``call`` the current one of this thread."""
+    before, _current.call = _current.call, call
+    try:
+        yield
+    finally:
+        _current.call = before
+
+
+def current_call() -> Call:
+    """Return the current call of this thread."""
+    if _current.call is None:
+        raise RuntimeError("this layer belongs to a fedtailor model and runs within its features() only")
+    return _current.call
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose mask depends on the key of the call and the position of an entry.
+
+    ``channels``: drop whole channels (second axis) rather than single entries. The mask starts with the axis of
+    the examples, so that padding rows at the end change nothing.
+    """
+
+    def __init__(self, name: str, rate: float, *, channels: bool) -> None:
+        super().__init__()
+        self.name = name
+        self.rate = rate
+        self.channels = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop entries in training; the others grow by 1/(1 - rate)."""
+        if not self.training or self.rate == 0:
+            return x
+        if self.rate == 1:
+            return x * 0
+        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.channels else tuple(x.shape)
+        keep = uniform(current_call().next_key(self.name), shape) >= self.rate
+        return x * keep / (1 - self.rate)
+
+
+class WeightedBatchNorm(nn.Module):
+    """Batch normalization over the rows of weight > 0; new running statistics go to the call.
+
+    As in PyTorch, the batch is normalized by the biased variance, and the running variance follows the unbiased
+    one. Where a channel has a single value in the batch (PyTorch raises), the output is the layer's bias and
+    the running variance stays; with no row of weight > 0 all statistics stay. Parameters and buffers have the
+    names of the original; ``num_batches_tracked`` may be a float.
+    """
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(self, name: str, original: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__()
+        self.prefix = f"{name}." if name else ""
+        self.eps = original.eps
+        self.momentum = original.momentum
+        self.weight = original.weight
+        self.bias = original.bias
+        for buffer in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(buffer, getattr(original, buffer))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize (n, channels, ...) by the statistics of the batch, or the running ones in evaluation."""
+        broadcast = (1, -1, *(1 for _ in x.shape[2:]))
+        if self.training or self.running_mean is None or self.running_var is None:
+            centered, var = self._center(x, broadcast)
+        else:
+            centered, var = x - self.running_mean.view(broadcast), self.running_var
+        scale = torch.rsqrt(var + self.eps)
+        if self.weight is not None:
+            scale = scale * self.weight
+        result = centered * scale.view(broadcast)
+        return result if self.bias is None else result + self.bias.view(broadcast)
+
+    def _center(self, x: Tensor, broadcast: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Return ``x`` less the mean of the real rows, and their biased variance; record running statistics."""
+        real = _row_weights(x, current_call().weight) > 0
+        mask = real.view(-1, *(1 for _ in x.shape[1:]))
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        count = real.sum() * math.prod(x.shape[2:])  # values per channel
+        divisor = count.clamp(min=1)
+        mean = torch.where(mask, x, 0).sum(axes) / divisor
+        centered = x - mean.view(broadcast)
+        squares = torch.where(mask, centered, 0).square().sum(axes)
+        if self.training and self.running_mean is not None:
+            self._track(count, mean.detach(), squares.detach())
+        return centered, squares / divisor
+
+    def _track(self, count: Tensor, mean: Tensor, squares: Tensor) -> None:
+        """Record running statistics after a batch of ``count`` values per channel."""
+        buffers = current_call().buffers
+        before = {
+            name: buffers.get(self.prefix + name, getattr(self, name))
+            for name in ("running_mean", "running_var", "num_batches_tracked")
+        }
+        batches = torch.where(count > 0, before["num_batches_tracked"] + 1, before["num_batches_tracked"])
+        rate = 1 / batches.clamp(min=1) if self.momentum is None else self.momentum
+        values = {"running_mean": (mean, count > 0), "running_var": (squares / (count - 1).clamp(min=1), count > 1)}
+        for name, (value, known) in values.items():
+            old = before[name]
+            buffers[self.prefix + name] = torch.where(known, old + rate * (value - old), old)
+        buffers[self.prefix + "num_batches_tracked"] = batches
+
+
+def _row_weights(x: Tensor, weight: Tensor) -> Tensor:
+    """Return the weight of each row of ``x``, whose rows are examples or several consecutive rows per example."""
+    repeats, rest = divmod(x.shape[0], weight.shape[0])
+    if rest:
+        raise ValueError(f"batch normalization of {x.shape[0]} rows, but the batch has {weight.shape[0]} examples")
+    return weight[:, None].expand(-1, repeats).reshape(-1)
+
+
+def substitute(name: str, layer: nn.Module) -> nn.Module | None:
+    """Return what stands in for a layer, or None if it can stay. Subclasses with code of their own stay."""
+    if type(layer) in ENTRY_DROPOUTS + CHANNEL_DROPOUTS:
+        assert isinstance(layer, nn.modules.dropout._DropoutNd)
+        return KeyedDropout(name, layer.p, channels=type(layer) in CHANNEL_DROPOUTS)
+    if is_batch_norm(layer):
+        assert isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        return WeightedBatchNorm(name, layer)
+    return None
+
+
+def is_batch_norm(layer: nn.Module) -> bool:
+    """Return whether a layer is replaced by :class:`WeightedBatchNorm`."""
+    return type(layer) in BATCH_NORMS

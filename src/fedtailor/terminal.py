@@ -1,0 +1,256 @@
+"""What a person sees: tables on stdout, progress and notes on stderr."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+_MOST_NOTES = 8
+_EXPLAINED = {
+    "local": "trained alone",
+    "fedavg": "one global model",
+    "fedavg_ft": "global model, fine-tuned",
+    "pfedfda": "shared body, own classifier",
+}
+_NEXT = (
+    "",
+    "Which method wins depends on data and training; docs/demo.md has the numbers. Next:",
+    "  fedtailor run -a pfedfda --rounds 20 --set data.fraction=0.25 --set algorithm.cov_ridge=0.01",
+    "  fedtailor run -a fedavg_ft --rounds 20 --set data.fraction=0.25 --set training.lr=0.1",
+    "  fedtailor list algorithms        (or datasets, models, partitions, engines)",
+    "  fedtailor run --help",
+)
+
+
+def printable(text: str) -> str:
+    """Return text without control characters, which could rewrite what the terminal shows."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def say(text: str, *, style: str = "") -> None:
+    """Print a line to stderr."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(Text(printable(text), style=style))
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, below: str = "") -> None:
+    """Print a table to stdout; the first ``left`` columns hold text, the others numbers; ``below`` says more."""
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    lines = [[Text(printable(cell)) for cell in row] for row in rows]
+    for number, name in enumerate(columns):
+        widths = [*map(len, name.split("\n")), *(line[number].cell_len for line in lines)]
+        if 0 < number < left:
+            grid.add_column(name, overflow="fold")
+        else:  # names and numbers are never cut
+            grid.add_column(name, justify="right" if number >= left else "left", min_width=max(widths))
+    for line in lines:
+        grid.add_row(*line)
+    console = Console(highlight=False)
+    wide = console.options.update(max_width=500)
+    least = Measurement.get(console, wide, grid).minimum
+    console.width = max(console.width if console.is_terminal else 120, least)
+    console.print(Text(printable(title), style="bold"), soft_wrap=True)
+    console.print(grid)
+    if below:
+        console.print(Text(printable(below)), soft_wrap=True)
+
+
+def percent(value: float) -> str:
+    """Show a fraction as a percentage, without the sign."""
+    return f"{100 * value:.1f}"
+
+
+def duration(seconds: float) -> str:
+    """Show seconds for people."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def show_result(result: Mapping[str, Any]) -> None:
+    """Print the result of a run: one row per evaluation point."""
+    columns = ["model", "mean", "worst\n10 %", "smallest\n10 %", "pooled", "loss", "ECE"]
+    groups = [("", result["metrics"]), (", new clients", result.get("new_clients", {}))]
+    rows = [_result_row(point + suffix, metrics) for suffix, points in groups for point, metrics in points.items()]
+    seeds = result["seeds"]
+    which = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds ± standard error"
+    title = f"{result['algorithm']} on {result['dataset']}: accuracy of {result['clients']} clients in %, {which}"
+    below = f"After round {result['rounds']}, on each client's own test examples."
+    if "personalized" in result["metrics"]:
+        below += f" personalized: {result['metrics']['personalized']['adaptation']}."
+    table(title, columns, rows, below=below)
+    say(f"Scores and a model for every client are in {result['run']}")
+
+
+def _result_row(name: str, metrics: Mapping[str, Any]) -> list[str]:
+    accuracy = metrics.get("accuracy")
+    if accuracy is None:
+        return [f"{name} (no test examples)", *["-"] * 6]
+    errors = accuracy.get("sem", {})
+    cells = [
+        percent(accuracy[figure]) + (f" ± {100 * errors[figure]:.1f}" if figure in errors else "")
+        for figure in ("mean", "worst10", "smallest10", "pooled")
+    ]
+    return [name, *cells, f"{metrics['loss']['mean']:.3f}", percent(metrics["ece"]["mean"])]
+
+
+def show_demo(results: Sequence[Mapping[str, Any]], seconds: float) -> None:
+    """Print the comparison of the demo: what each client's own model reaches, at what cost, and what to type next."""
+    local = _own_accuracy(results[0])["mean"]
+    rows = []
+    for result in results:
+        accuracy, personal = _own_accuracy(result), result["metrics"]["personalized"]
+        gain = "" if result is results[0] else f"{100 * (accuracy['mean'] - local):+.1f}"
+        cells = [percent(accuracy["mean"]), percent(accuracy["worst10"]), gain, f"{result['steps']:,}"]
+        rows.append([result["algorithm"], _EXPLAINED.get(result["algorithm"], personal["adaptation"]), *cells])
+    first = results[0]
+    table(
+        "Accuracy of each client's model on its own test examples, in %",
+        ["algorithm", "model of a client", "mean", "worst 10 %", "gain over\nlocal", "gradient\nsteps"],
+        rows,
+        left=2,
+        below=f"Evaluation point: personalized, after round {first['rounds']}; {first['clients']} clients, "
+        f"seed {first['seeds'][0]}; {seconds:.0f} s. Runs: {Path(first['run']).parent}",
+    )
+    for line in _NEXT:
+        say(line.replace("  fedtailor ", f"  {_program()} "))
+
+
+def _program() -> str:
+    """Return how to call fedtailor from here: it may be in an environment that is not activated."""
+    if shutil.which("fedtailor"):
+        return "fedtailor"
+    return sys.argv[0] if Path(sys.argv[0]).name == "fedtailor" else "python -m fedtailor"
+
+
+def _own_accuracy(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    accuracy: Mapping[str, Any] = result["metrics"]["personalized"]["accuracy"]
+    return accuracy
+
+
+def show_list(kind: str, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Print the entries of a table."""
+    if kind == "algorithms":
+        rows = [[entry["name"], entry["description"], _uploads(entry)] for entry in entries]
+        table("Algorithms", ["name", "what it does", "what the server sees of uploads"], rows, left=3)
+    else:
+        table(kind.capitalize(), ["name", "description"], [[e["name"], e["description"]] for e in entries], left=2)
+
+
+def _uploads(entry: Mapping[str, Any]) -> str:
+    """Say how the server sees what clients send."""
+    words = {"mean": "mean", "sum": "sum", "each": "every single client's"}
+    return ", ".join(f"{field} ({words[how]})" for field, how in entry["uploads"].items()) or "nothing is sent"
+
+
+def show_report(report: Mapping[str, Any]) -> None:
+    """Print what ``doctor`` found: one line per fact."""
+    rows = [[f"version of {name}", found] for name, found in report["versions"].items()]
+    facts = {**report["machine"], **{name: fact for name, fact in report.items() if not isinstance(fact, Mapping)}}
+    rows += [[name.replace("_", " "), "-" if fact is None else str(fact)] for name, fact in facts.items()]
+    rows += [[f"data set {name}", state] for name, state in report["datasets"].items()]
+    table("This machine", ["what", "found"], rows, left=2)
+
+
+class PlainProgress:
+    """One plain line per round, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._notes = 0
+
+    def begin(self, title: str, num_rounds: int) -> None:
+        """Start a run of one seed."""
+        self._title, self._rounds, self._start = title, num_rounds, time.monotonic()
+        self._accuracy = ""
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        """Say that a round has ended."""
+        self.line(self.describe(record))
+
+    def describe(self, record: Mapping[str, Any]) -> str:
+        """Return the line for a round: number, time left, accuracies where they were measured."""
+        done = record["round"]
+        left = (time.monotonic() - self._start) / done * (self._rounds - done)
+        measured = [text for text in map(_accuracies, record["evaluations"]) if text]
+        parts = [f"{self._title}: round {done}/{self._rounds}", f"{duration(left)} left", *measured]
+        return ", ".join(parts)
+
+    def note(self, text: str) -> None:
+        """Say something that a user should know; many of a kind are cut short."""
+        self._notes += 1
+        if self._notes < _MOST_NOTES:
+            self.line(f"note: {text}")
+        elif self._notes == _MOST_NOTES:
+            self.line("note: more in events.jsonl of the run's folder")
+
+    def line(self, text: str) -> None:
+        """Print a line."""
+        say(text)
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+class LiveProgress(PlainProgress):
+    """One line that changes, on a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live: Live | None = None
+        self._latest = ""
+
+    def begin(self, title: str, num_rounds: int) -> None:
+        """Start the line."""
+        super().begin(title, num_rounds)
+        self._latest = ""
+        self._live = Live(console=Console(stderr=True, highlight=False), refresh_per_second=8, transient=True)
+        self._live.start()
+        self._live.update(Text(f"{title}: round 1/{num_rounds}"))
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        """Change the line; the latest accuracies stay in it."""
+        measured = [text for text in map(_accuracies, record["evaluations"]) if text]
+        self._latest = measured[-1] if measured else self._latest
+        text = self.describe({**record, "evaluations": []})
+        if self._live is not None:
+            line = printable(f"{text}, {self._latest}" if self._latest else text)
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
+
+    def line(self, text: str) -> None:
+        """Print a line above."""
+        if self._live is None:
+            say(text)
+        else:
+            self._live.console.print(Text(printable(text)))
+
+    def end(self) -> None:
+        """Remove the line."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def make_progress() -> PlainProgress:
+    """Return a live line where stderr is a terminal, plain lines elsewhere."""
+    return LiveProgress() if Console(stderr=True).is_terminal else PlainProgress()
+
+
+def _accuracies(evaluation: Mapping[str, Any]) -> str:
+    """Return the accuracies of an evaluation in words; nothing if no client had test examples."""
+    accuracy = evaluation["metrics"].get("accuracy")
+    if accuracy is None:
+        return ""
+    who = " of new clients" if evaluation["clients"] == "new" else ""
+    return f"{evaluation['point']}{who} {percent(accuracy['mean'])} % (worst tenth {percent(accuracy['worst10'])} %)"

@@ -1,0 +1,233 @@
+"""The commands as a user meets them, in process."""
+
+import json
+import tomllib
+
+import pytest
+
+import fedtailor
+from fedtailor import experiment
+from fedtailor.cli import main
+from fedtailor.core import federate as core_federate
+
+SMALL = ["run", "--clients", "4", "--rounds", "2", "--partition", "iid", "--set", "training.epochs=1"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    return tmp_path
+
+
+def outcome(arguments, capsys):
+    """Run a command line; return exit code, stdout and stderr."""
+    code = main(arguments)
+    return code, *capsys.readouterr()
+
+
+def test_run_prints_a_table_and_writes_a_folder(folder, capsys):
+    code, out, err = outcome([*SMALL, "--out", "one"], capsys)
+    assert code == 0
+    assert "pfedfda on digits" in out and "worst" in out and "personalized" in out and "seed 0" in out
+    lines = err.splitlines()
+    assert lines[0].startswith("pfedfda, digits, seed 0: round 1/2") and "personalized" in lines[1]
+    assert len(lines) == 3 and lines[2].endswith("one")
+    names = {path.name for path in (folder / "one").iterdir()}
+    expected = "experiment.toml provenance.json split.json status.json rounds.jsonl clients.jsonl models result.json"
+    assert names == set(expected.split())
+    assert len(list((folder / "one" / "models").glob("*.safetensors"))) == 4
+
+
+def test_run_json(folder, capsys):
+    code, out, _ = outcome([*SMALL, "-a", "fedavg", "--seed", "3", "--json", "--out", "one"], capsys)
+    assert code == 0
+    result = json.loads(out)
+    assert result["run"] == "one" and result["algorithm"] == "fedavg" and result["dataset"] == "digits"
+    assert (result["clients"], result["rounds"], result["seeds"]) == (4, 2, [3])
+    assert set(result["metrics"]) == {"global", "local", "personalized"}
+    for point in result["metrics"].values():
+        assert {"mean", "pooled", "std", "worst10", "smallest10", "min"} <= set(point["accuracy"])
+        assert 0 <= point["accuracy"]["mean"] <= 1 and "sem" not in point["accuracy"]
+        assert {"mean", "pooled"} <= set(point["loss"]) and {"mean", "pooled"} <= set(point["ece"])
+    assert set(result["seconds"]) == {"total", "train", "evaluate"}
+    assert result["bytes"]["up"] > 0 and result["bytes"]["down"] > 0 and result["steps"] > 0
+    assert (result["engine"], result["device"]) == ("workers", "cpu")
+    assert json.loads((folder / "one" / "result.json").read_text()) == result
+
+
+def test_several_seeds(folder, capsys):
+    code, out, _ = outcome([*SMALL, "--seeds", "0,1", "--json", "--out", "two"], capsys)
+    assert code == 0
+    result = json.loads(out)
+    single = [json.loads((folder / "two" / f"seed-{seed}" / "result.json").read_text()) for seed in (0, 1)]
+    means = [each["metrics"]["personalized"]["accuracy"]["mean"] for each in single]
+    accuracy = result["metrics"]["personalized"]["accuracy"]
+    assert means[0] != means[1], "seeds differ"
+    assert accuracy["mean"] == pytest.approx(sum(means) / 2, abs=1e-12)
+    assert accuracy["sem"]["mean"] == pytest.approx(abs(means[0] - means[1]) / 2, abs=1e-12)
+    assert set(accuracy["sem"]) == set(accuracy) - {"sem"}
+    assert result["seeds"] == [0, 1] and result["run"] == "two"
+    run = fedtailor.read_run("two")
+    assert list(run.seeds) == [0, 1] and run.status["state"] == "finished"
+    assert run.seeds[0].split == run.seeds[1].split, "data.seed is fixed"
+    code, out, _ = outcome([*SMALL, "--seeds", "0,1"], capsys)
+    assert "±" in out
+
+
+def test_the_same_seed_gives_the_same_bits_from_the_written_configuration(folder, capsys):
+    assert main([*SMALL, "--set", "algorithm.lr=0.03", "--out", "one"]) == 0
+    assert main(["run", "one/experiment.toml", "--out", "two"]) == 0
+    one, two = fedtailor.read_run("one"), fedtailor.read_run("two")
+    assert one.config == two.config and one.clients == two.clients
+    for client in range(4):
+        ours, theirs = one.model(client)[1], two.model(client)[1]
+        assert ours["sha256"] == theirs["sha256"]
+
+
+def test_records_of_a_run(folder, capsys):
+    arguments = [*SMALL, "--participation", "fixed(2)", "--set", "evaluation.personalized_every=1", "--out", "one"]
+    assert main([*arguments, "--set", "data.new_clients=1", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    run = fedtailor.read_run("one")
+    assert [len(record["cohort"]) for record in run.rounds] == [2, 3], "everybody takes part in the last round"
+    scored = [record for record in run.clients if record["point"] == "personalized"]
+    assert [(r["round"], r["clients"], r["client"]) for r in scored] == [
+        (round, "new" if client == 3 else "known", client) for round in (1, 2) for client in range(4)
+    ]
+    assert all(0 <= record["accuracy"] <= 1 and record["num_test"] > 0 for record in scored)
+    assert result["new_clients"]["personalized"]["clients"] == {"evaluated": 1.0, "skipped": 0.0}
+    assert run.model(3)[1]["took_part"] is False and run.model(0)[1]["took_part"] is True
+    assert run.provenance["split_sha256"] == run.split["split_sha256"]
+    assert run.provenance["data"]["subset"] is False
+    with open("one/experiment.toml", "rb") as file:
+        assert tomllib.load(file)["federation"]["participation"] == "fixed(2)"
+
+
+def test_a_preset_that_needs_a_warning_warns(capsys):
+    code, _, err = outcome([*SMALL, "--set", "algorithm.preset=paper", "--out", "one"], capsys)
+    assert code == 0 and "note: pfedfda, preset 'paper'" in err
+    assert "paper" in fedtailor.read_run("one").events[0]["text"]
+
+
+OWN = """
+import dataclasses
+import torch
+from fedtailor.algorithms.fedavg import FedAvg
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mine(FedAvg):
+    knob: int = 3
+
+def network(input_shape, num_classes, width=5):
+    size = torch.Size(input_shape).numel()
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(size, width), torch.nn.ReLU(),
+                               torch.nn.Linear(width, num_classes))
+"""
+
+
+def test_own_algorithm_and_model(folder, capsys):
+    (folder / "own_parts.py").write_text(OWN)
+    own = ["-a", "own_parts:Mine", "--model", "own_parts:network", "--set", "model.options.width=7", "--out", "one"]
+    code, out, err = outcome([*SMALL, *own, "--set", "algorithm.knob=4", "--json"], capsys)
+    assert code == 0, err
+    config = fedtailor.read_run("one").config
+    assert config["algorithm"]["knob"] == 4 and config["model"]["options"] == {"width": 7}
+    assert json.loads(out)["algorithm"] == "own_parts:Mine"
+    code, _, _ = outcome([*SMALL, *own[:4]], capsys)
+    assert code == 0
+    assert len(list((folder / "runs").glob("own_parts%3AMine-digits-*"))) == 1
+
+
+def test_interruption_is_said_and_recorded(folder, capsys, monkeypatch):
+    whole = core_federate.federate
+
+    def interrupted(*arguments, **named):
+        for report in whole(*arguments, **named):
+            yield report
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "federate", interrupted)
+    code, out, err = outcome([*SMALL, "--seeds", "0,1", "--out", "one"], capsys)
+    assert code == 6 and out == ""
+    assert "interrupted" in err.splitlines()[-1] and "'one'" in err and "Traceback" not in err
+    run = fedtailor.read_run("one")
+    assert run.status["state"] == run.seeds[0].status["state"] == "interrupted"
+    assert len(run.seeds[0].rounds) == 1 and 1 not in run.seeds
+    code, out, _ = outcome([*SMALL, "--json", "--out", "two"], capsys)
+    assert code == 6 and json.loads(out)["error"]["kind"] == "interrupted"
+
+
+def test_a_run_that_fails_says_so_in_its_folder(folder, capsys, monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError("division by zero")
+        yield
+
+    monkeypatch.setattr(experiment, "federate", broken)
+    code, _, err = outcome([*SMALL, "--out", "one"], capsys)
+    assert code == 5 and "ZeroDivisionError" in err and "Traceback" not in err
+    assert fedtailor.read_run("one").status == {"state": "failed", "rounds_done": 0, "reason": "division by zero"}
+
+
+def test_demo(folder, capsys, monkeypatch):
+    from fedtailor import demo
+
+    monkeypatch.setitem(demo.SETTINGS, "federation", {"rounds": 2})
+    code, out, err = outcome(["demo", "--out", "shown"], capsys)
+    assert code == 0
+    for name in demo.ALGORITHMS:
+        assert f"\n {name} " in out
+        assert fedtailor.read_run(f"shown/{name}").status["state"] == "finished"
+    assert "gain over" in out and "gradient" in out and "personalized, after round 2" in out
+    assert "seed 0" in out and "quarter" in err and "fedtailor run" in err
+    code, out, _ = outcome(["demo", "--json"], capsys)
+    assert code == 0
+    assert [run["algorithm"] for run in json.loads(out)["runs"]] == list(demo.ALGORITHMS)
+    assert len(list((folder / "runs").glob("demo-*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"),
+    [
+        ("algorithms", {"fedavg", "fedavg_ft", "local", "pfedfda"}),
+        ("datasets", {"cifar10", "cifar100", "digits", "fashion_mnist", "mnist"}),
+        ("models", {"cifar_cnn", "emnist_cnn", "mlp"}),
+        ("partitions", {"classes", "dirichlet", "iid"}),
+        ("engines", {"auto", "batched", "reference", "workers"}),
+    ],
+)
+def test_list(kind, known, capsys):
+    code, out, _ = outcome(["list", kind, "--json"], capsys)
+    assert code == 0
+    entries = json.loads(out)[kind]
+    names = [entry["name"] for entry in entries]
+    assert known <= set(names) and names == sorted(names)
+    assert all(entry["description"] for entry in entries)
+    code, out, _ = outcome(["list", kind], capsys)
+    assert code == 0 and all(name in out for name in names)
+
+
+def test_list_algorithms_discloses_what_the_server_sees(capsys):
+    _, out, _ = outcome(["list", "algorithms", "--json"], capsys)
+    entries = {entry["name"]: entry for entry in json.loads(out)["algorithms"]}
+    assert entries["local"]["uploads"] == {}
+    assert entries["pfedfda"]["uploads"] == {"body": "mean", "means": "mean", "covariance": "mean"}
+    assert entries["pfedfda"]["options"]["cov_ridge"] == 1.0
+    assert not any(entry["server_sees_single_clients"] for entry in entries.values())
+
+
+def test_doctor(folder, capsys):
+    code, out, _ = outcome(["doctor", "--json", "--data-dir", "."], capsys)
+    report = json.loads(out)
+    assert code == 0
+    assert report["datasets"]["digits"] == "ready" and report["datasets"]["mnist"] != "ready"
+    assert report["engine"] == "workers" and report["machine"]["physical_cores"] >= 1
+    assert report["versions"]["fedtailor"] == fedtailor.__version__
+    code, out, _ = outcome(["doctor"], capsys)
+    assert code == 0 and "torch" in out
+
+
+def test_no_colors_in_pipes(capsys):
+    for arguments in (["--help"], [*SMALL, "--out", "one"], ["list", "engines"]):
+        _, out, err = outcome(arguments, capsys)
+        assert "\x1b" not in out + err

@@ -1,0 +1,187 @@
+"""Bad input: one clear sentence that names the key, the right exit code, no traceback, nothing half-written."""
+
+import json
+
+import pytest
+
+from fedtailor.cli import main
+
+USAGE, CONFIG, DATA, FAILED = 2, 3, 4, 5
+
+
+def setting(*assignments):
+    return ["run", *(part for text in assignments for part in ("--set", text))]
+
+
+BAD = [
+    # usage
+    (["rum"], USAGE, "run"),
+    (["--bogus"], USAGE, "--bogus"),
+    (["run", "--bogus"], USAGE, "--bogus"),
+    (["run", "--clients", "many"], USAGE, "--clients"),
+    (["run", "--rounds", "1.5"], USAGE, "--rounds"),
+    (["run", "--rounds"], USAGE, "--rounds"),
+    (["run", "one.toml", "two.toml"], USAGE, "two.toml"),
+    (["demo", "--seed", "x"], USAGE, "--seed"),
+    (["list"], USAGE, "kind"),
+    (["list", "algorithmz"], USAGE, "algorithms"),
+    # names
+    (["run", "-a", "pfedfdaa"], CONFIG, "pfedfda"),
+    (["run", "-a", "nowhere.at.all:Class"], CONFIG, "nowhere.at.all:Class"),
+    (["run", "-a", "json:JSONDecoder"], CONFIG, "json:JSONDecoder"),
+    (["run", "-a", "json:Nothing"], CONFIG, "Nothing"),
+    (["run", "-d", "digitz"], CONFIG, "digits"),
+    (["run", "--model", "mpl"], CONFIG, "mlp"),
+    (["run", "--model", "nowhere.at.all:model"], CONFIG, "nowhere"),
+    (["run", "--engine", "wrokers"], CONFIG, "engine.name"),
+    (["run", "--partition", "dirichelt(alpha=1)"], CONFIG, "dirichlet"),
+    (setting("algorithm.preset=papre"), CONFIG, "paper"),
+    (setting("trainig.lr=0.1"), CONFIG, "training"),
+    (setting("training.learning_rate=0.1"), CONFIG, "training.learning_rate"),
+    (setting("algorithm.cov_rigde=1"), CONFIG, "cov_ridge"),
+    (setting("model.options.hiden=5"), CONFIG, "hidden"),
+    (setting("rounds=3"), CONFIG, "rounds"),
+    # types
+    (setting("training.lr=fast"), CONFIG, "training.lr"),
+    (setting("training.lr=true"), CONFIG, "training.lr"),
+    (setting("training.epochs=1.5"), CONFIG, "training.epochs"),
+    (setting("training.drop_last=1"), CONFIG, "training.drop_last"),
+    (setting("algorithm.beta=3"), CONFIG, "algorithm.beta"),
+    (setting("algorithm.name=3"), CONFIG, "algorithm.name"),
+    (setting("model.options=5"), CONFIG, "model.options"),
+    (setting("data=digits"), CONFIG, "data"),
+    (setting("data.clients=3", "data.clients.number=3"), CONFIG, "clients"),
+    # ranges
+    (["run", "--rounds", "0"], CONFIG, "federation.rounds"),
+    (["run", "--rounds", "-3"], CONFIG, "federation.rounds"),
+    (["run", "--clients", "0"], CONFIG, "data.clients"),
+    (["run", "--seed", "-1"], CONFIG, "seed"),
+    (["run", "--participation", "1.5"], CONFIG, "federation.participation"),
+    (["run", "--participation", "0"], CONFIG, "federation.participation"),
+    (["run", "--participation", "nan"], CONFIG, "federation.participation"),
+    (["run", "--participation", "some"], CONFIG, "federation.participation"),
+    (["run", "--participation", "fixed(0)"], CONFIG, "federation"),
+    (["run", "--participation", "fixed(30)"], CONFIG, "federation.participation"),
+    (["run", "--partition", "dirichlet(alpha=0)"], CONFIG, "alpha"),
+    (["run", "--partition", "dirichlet(alpha=nan)"], CONFIG, "alpha"),
+    (["run", "--partition", "classes(k=0)"], CONFIG, "k"),
+    (setting("training.lr=nan"), CONFIG, "training.lr"),
+    (setting("training.lr=inf"), CONFIG, "training.lr"),
+    (setting("training.lr=-0.1"), CONFIG, "training.lr"),
+    (setting("training.momentum=1.0"), CONFIG, "training.momentum"),
+    (setting("algorithm.lr=0"), CONFIG, "algorithm.lr"),
+    (setting("algorithm.cov_ridge=-1"), CONFIG, "algorithm.cov_ridge"),
+    (setting("data.fraction=0"), CONFIG, "data.fraction"),
+    (setting("data.test_share=1"), CONFIG, "data.test_share"),
+    (setting("data.new_clients=20"), CONFIG, "data.new_clients"),
+    (setting("federation.min_clients=21"), CONFIG, "federation.min_clients"),
+    (setting("evaluation.every=-1"), CONFIG, "evaluation.every"),
+    (setting("engine.block=0"), CONFIG, "engine.block"),
+    # combinations and forms
+    (["run", "--seed", "1", "--set", "lr"], CONFIG, "section.key=value"),
+    (["run", "--seeds", "1,1"], CONFIG, "seeds"),
+    (["run", "--seeds", "a,b"], CONFIG, "seeds"),
+    (["run", "--seeds", "0.5"], CONFIG, "seeds"),
+    # files and data
+    (["run", "missing.toml"], CONFIG, "missing.toml"),
+    (["run", "-d", "mnist", "--data-dir", "nowhere"], DATA, "nowhere"),
+    (["run", "-d", "cifar10", "--data-dir", "nowhere"], DATA, "nowhere"),
+    (["run", "--clients", "5000"], DATA, "5000"),
+    (["run", "--partition", "dirichlet(alpha=0.5, min_size=500)"], DATA, "min_size"),
+    (["doctor", "--data-dir", "nowhere"], DATA, "nowhere"),
+]
+
+
+@pytest.fixture
+def empty(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("arguments", "code", "named"), BAD, ids=[" ".join(case[0]) for case in BAD])
+def test_bad_input_is_one_sentence(arguments, code, named, empty, capsys):
+    assert main(arguments) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1 and err.startswith("error: ") and err.rstrip().endswith((".", "--help"))
+    assert named in err
+    assert "Traceback" not in err
+    assert not list(empty.iterdir()), "something was written"
+
+    assert main([*arguments, "--json"]) == code
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert error["kind"] == {USAGE: "usage", CONFIG: "config", DATA: "data"}[code]
+    assert named in error["message"] and err == ""
+
+
+def test_enough_kinds_of_bad_input():
+    assert len(BAD) >= 40
+
+
+def test_keys_are_machine_readable(empty, capsys):
+    assert main(["run", "--json", "--set", "training.lr=-1"]) == CONFIG
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error == {
+        "kind": "config",
+        "message": "training.lr must be > 0, got -1.0.",
+        "key": "training.lr",
+        "allowed": "> 0",
+        "got": "-1.0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[training\nlr=1", "TOML"),
+        ("training = 3", "training"),
+        ("[traning]\nlr = 1", "training"),
+        ("seed = 1\nseeds = [1, 2]", "seeds"),
+        ("seeds = []", "seeds"),
+        ("seeds = 3", "seeds"),
+        ("[training]\nlr = nan", "training.lr"),
+        ("[data]\nclients = 10\nclients = 11", "TOML"),
+        ("\x00", "TOML"),
+        ("[federation]\nparticipation = true", "federation.participation"),
+    ],
+)
+def test_bad_files_are_one_sentence(text, named, empty, capsys):
+    (empty / "bad.toml").write_text(text)
+    assert main(["run", "bad.toml"]) == CONFIG
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1 and named in err
+    assert [path.name for path in empty.iterdir()] == ["bad.toml"]
+
+
+def test_a_file_that_is_no_text(empty, capsys):
+    (empty / "bad.toml").write_bytes(b"\xff\xfe\x00")
+    assert main(["run", "bad.toml"]) == CONFIG
+    assert "bad.toml" in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback(empty, capsys):
+    assert main(["run", "--debug", "--set", "training.lr=-1"]) == CONFIG
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_existing_run_is_never_overwritten(empty, capsys):
+    (empty / "run").mkdir()
+    (empty / "run" / "kept.txt").write_text("mine")
+    for command in (["run", "--rounds", "1"], ["demo"]):
+        assert main([*command, "--out", "run"]) == CONFIG
+        assert "never overwritten" in capsys.readouterr().err
+    assert [path.name for path in (empty / "run").iterdir()] == ["kept.txt"]
+
+
+def test_a_folder_that_cannot_be_made(empty, capsys):
+    (empty / "file").write_text("")
+    assert main(["run", "--rounds", "1", "--clients", "2", "--out", "file/run"]) == FAILED
+    err = capsys.readouterr().err
+    assert "file/run" in err and "Traceback" not in err
+
+
+def test_control_characters_do_not_reach_the_terminal(empty, capsys):
+    assert main(["run", "-a", "\x1b]0;owned\x07"]) == CONFIG
+    err = capsys.readouterr().err
+    assert "\x1b" not in err and "\x07" not in err

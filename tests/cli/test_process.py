@@ -1,0 +1,75 @@
+"""What only a process of its own can show: imports, signals, pipes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedtailor
+
+SOURCE = str(Path(fedtailor.__file__).parents[1])
+HEAVY = ("torch", "numpy", "scipy", "sklearn", "pydantic")
+
+
+def environment(**more):
+    kept = {name: value for name, value in os.environ.items() if name != "FEDTAILOR_DATA"}
+    return {**kept, "PYTHONPATH": SOURCE, "NO_COLOR": "1", **more}
+
+
+@pytest.mark.parametrize("command", [[], ["demo"], ["run"], ["list"], ["doctor"]], ids=lambda c: " ".join(c) or "all")
+def test_help_imports_nothing_heavy(command):
+    code = f"""
+import sys
+from fedtailor.cli import main
+code = main({[*command, "--help"]!r})
+print([name for name in {HEAVY!r} if name in sys.modules], code, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert done.stderr.strip() == "[] 0"
+    assert "Usage" in done.stdout
+
+
+def test_every_command_is_covered_here():
+    from fedtailor.cli import app
+
+    names = {command.name or command.callback.__name__ for command in app.registered_commands}
+    assert names == {"demo", "run", "list", "doctor"}
+
+
+@pytest.mark.parametrize("request_to_end", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
+def test_a_signal_ends_a_run_honestly(request_to_end, tmp_path):
+    command = [sys.executable, "-m", "fedtailor", "run", "-a", "fedavg", "--rounds", "100000", "--clients", "3"]
+    with subprocess.Popen(
+        [*command, "--out", "run"], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stderr.readline()  # the first round has ended
+        process.send_signal(request_to_end)
+        last = process.stderr.read().splitlines()[-1]
+        assert process.wait() == 6
+    assert "interrupted" in last
+    run = fedtailor.read_run(tmp_path / "run")
+    assert run.status["state"] == "interrupted"
+    assert run.status["rounds_done"] == len(run.rounds) >= 1
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]], ids=["table", "json"])
+def test_a_closed_pipe_is_no_traceback(more, tmp_path):
+    command = [sys.executable, "-m", "fedtailor", "list", "engines", *more]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 1
+
+
+def test_stdout_holds_json_only(tmp_path):
+    command = [sys.executable, "-m", "fedtailor", "run", "--json", "--rounds", "1", "--clients", "2"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rounds"] == 1
+    assert "Warning" not in done.stderr

@@ -1,0 +1,46 @@
+"""What all tests share: one thread, enforced shapes, float64 on request, real data where it is."""
+
+import os
+from pathlib import Path
+
+from jaxtyping import install_import_hook
+
+# Before these modules are imported: their shape annotations are enforced while tests run. Not all of core, because
+# the hook also guards the constructors of dataclasses, and bad options must reach `check_options` instead.
+install_import_hook(["fedtailor.core.gaussian", "fedtailor.core.metrics"], "beartype.beartype")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+torch.set_num_threads(1)
+# the same examples everywhere, and no limit of time per example: machines differ
+settings.register_profile("fedtailor", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("fedtailor")
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def float64():
+    """Make float64 the default dtype for one test."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield torch.float64
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture(scope="session")
+def data_dir():
+    """Return the folder of real data sets in torchvision's layout, or skip."""
+    named = os.environ.get("FEDTAILOR_TEST_DATA")
+    folder = Path(named) if named else REPOSITORY.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("no real data: set FEDTAILOR_TEST_DATA to a folder in torchvision's layout")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch):
+    """Keep a developer's own settings out of the tests."""
+    monkeypatch.delenv("FEDTAILOR_DATA", raising=False)

@@ -1,0 +1,20 @@
+"""Every check of the contract runs in float64, and ``batched`` may not fall back to a loop unseen."""
+
+import pytest
+
+import fedtailor.engines.batched
+
+
+@pytest.fixture(autouse=True)
+def _exact(float64):
+    """Compare in float64."""
+
+
+@pytest.fixture(autouse=True)
+def _no_fallback(monkeypatch):
+    """Make a program that does not run under vmap fail, in place of running client by client."""
+
+    def refuse(program, common, job):
+        raise AssertionError("the program does not run stacked")
+
+    monkeypatch.setattr(fedtailor.engines.batched, "run_job", refuse)

@@ -1,0 +1,83 @@
+"""Every algorithm gives the same results however its clients are run."""
+
+import pytest
+import torch
+
+from contract.runs import Padded, Shuffled, assert_close_runs, assert_same_bits, assert_same_runs, run, scores_of
+from contract.subjects import FULL, build, cases, oracle, world
+from fedtailor.core import tree
+from fedtailor.engines.batched import Batched
+from fedtailor.engines.reference import Reference
+from fedtailor.engines.workers import Workers
+
+
+@cases("stacked", models=("mlp", "cnn", "module"))
+def test_stacked_clients_agree_with_the_loop(algorithm, model):
+    assert_close_runs(oracle(algorithm, model), run(build(algorithm), Batched(32), world(model)))
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 32] if FULL else [1, 3])
+@cases("regrouped")
+def test_grouping_of_clients_does_not_matter(algorithm, model, block):
+    assert_close_runs(oracle(algorithm, model), run(build(algorithm), Batched(block), world(model)))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@cases("workers")
+def test_threads_give_the_same_bits(algorithm, model, workers):
+    assert_same_runs(oracle(algorithm, model), run(build(algorithm), Workers(workers), world(model)))
+
+
+def test_threads_give_the_same_bits_with_convolutions_and_dropout():
+    for model in ("cnn", "module"):
+        assert_same_runs(oracle("fedavg_ft", model), run(build("fedavg_ft"), Workers(2), world(model)))
+
+
+@cases("padding", models=("mlp", "module"))
+def test_padding_is_inert(algorithm, model):
+    assert_close_runs(oracle(algorithm, model), run(build(algorithm), Padded(Reference()), world(model)))
+
+
+@cases("padding_stacked")
+def test_padding_is_inert_when_stacked(algorithm, model):
+    assert_close_runs(oracle(algorithm, model), run(build(algorithm), Padded(Batched(3)), world(model)))
+
+
+@pytest.mark.parametrize("engine", [Reference(), Workers(2), Batched(3)], ids=lambda engine: engine.name)
+@cases("order")
+def test_order_of_the_cohort_does_not_matter(algorithm, model, engine):
+    straight = oracle(algorithm, model) if engine.name != "batched" else run(build(algorithm), engine, world(model))
+    shuffled = run(build(algorithm), Shuffled(engine), world(model))
+    assert_same_runs(straight, shuffled)
+
+
+@pytest.mark.parametrize("engine", [Reference(), Batched(3)], ids=lambda engine: engine.name)
+@cases("seed")
+def test_same_seed_same_bits_other_seed_other_bits(algorithm, model, engine):
+    first, again, other = (run(build(algorithm), engine, world(model), seed=seed) for seed in (3, 3, 4))
+    assert_same_runs(first, again)
+    for client, personal in first.reports[-1].personal.items():
+        pairs = zip(tree.leaves(personal), tree.leaves(other.reports[-1].personal[client]), strict=True)
+        assert not all(torch.equal(one, two) for one, two in pairs), f"client {client}"
+
+
+@cases("reports")
+def test_engines_report_the_same(algorithm, model):
+    expected = oracle(algorithm, model).reports
+    found = run(build(algorithm), Batched(32), world(model)).reports
+    for one, two in zip(expected, found, strict=True):
+        assert (one.cohort, one.events, one.steps) == (two.cohort, two.events, two.steps)
+        assert (one.bytes_up, one.bytes_down) == (two.bytes_up, two.bytes_down)
+        assert _headings(one) == _headings(two)
+
+
+def test_scores_of_the_global_model_are_those_of_its_predictions():
+    record = oracle("fedavg", "mlp")
+    personal, score = scores_of(record, "personalized"), scores_of(record, "global")
+    for one, two in zip(personal, score, strict=True):
+        assert_same_bits(one, two)
+
+
+def _headings(report):
+    """Return what a report's evaluations are of."""
+    return [(e.point, e.adaptation, e.clients, e.ids) for e in report.evaluations]

@@ -1,0 +1,52 @@
+"""Every algorithm learns, and personalizes clients that it has never seen."""
+
+from dataclasses import replace
+
+import torch
+
+from contract.runs import accuracy, run, scores_of
+from contract.subjects import TRAINING, build, cases, oracle, world
+from fedtailor.core import tree
+from fedtailor.engines.reference import Reference
+from worlds import TASKS, federation
+
+NEW = (7, 8)
+"""Ids of the clients that never take part; the second has no training examples."""
+
+
+@cases("learns")
+def test_beats_the_majority_class(algorithm, model):
+    separable = federation(TASKS[model](), (24, 36, 30, 40), (), distance=3.0, test_size=40)
+    training = replace(TRAINING, epochs=3, lr=0.1, batch_size=10)
+    one = replace(build(algorithm), training=training)
+    rounds = 12 if model == "module" else 6
+    record = run(one, Reference(), separable, rounds=rounds, evaluate_every=0, personalized_every=0)
+    majority = sum(_majority(separable, client) for client in range(4)) / 4
+    assert accuracy(scores_of(record, "personalized")) > majority + 0.05  # 8 of 160 examples
+
+
+def _majority(federation, client):
+    """Return the accuracy of always guessing a client's most frequent class."""
+    guess = federation.info(client).class_counts.argmax()
+    return float((federation.test(client).labels() == guess).double().mean())
+
+
+@cases("new_clients", models=("mlp", "module"))
+def test_new_clients_are_onboarded_and_personalized(algorithm, model):
+    record = oracle(algorithm, model)
+    found = {client: output for (round, client), output in record.of("personalize").items() if round == 2}
+    assert set(NEW) <= set(found) and not {client for _, client in record.of("train")} & set(NEW)
+    for client in NEW:
+        personal, numbers, scores = found[client]
+        assert all(torch.isfinite(leaf).all() for leaf in tree.leaves((personal, numbers, scores)))
+        assert scores.class_total.sum() == len(world(model).test(client).rows)
+
+
+@cases("no_examples", models=("mlp", "module"))
+def test_clients_without_examples_do_not_train_but_are_personalized(algorithm, model):
+    record, empty = oracle(algorithm, model), 5
+    assert {client for _, client in record.of("train")} == {0, 1, 2, 3, 4, 6}
+    personal, _, scores = record.of("personalize")[2, empty]
+    assert all(torch.isfinite(leaf).all() for leaf in tree.leaves((personal, scores)))
+    skipped = {"kind": "skipped", "round": 1, "client": empty, "reason": "no training examples: does not train"}
+    assert record.reports[0].events == [skipped] and record.reports[1].events == []

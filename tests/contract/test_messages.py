@@ -1,0 +1,151 @@
+"""What an algorithm declares is what it sends, keeps and returns, and it changes nothing that it is given."""
+
+import math
+
+import pytest
+import torch
+
+from contract.runs import Guarding, assert_same_bits, run
+from contract.subjects import ALGORITHMS, build, cases, oracle, world
+from fedtailor.core import tree
+from fedtailor.core.algorithm import Algorithm
+from fedtailor.core.federation import Cohort
+from fedtailor.core.message import Each, Mean, Sum
+from fedtailor.core.rng import new_key
+from fedtailor.engines.batched import Batched
+from fedtailor.engines.reference import Reference
+
+REDUCTIONS = {Mean: "mean", Sum: "sum", Each: "each"}
+
+
+def structure(value):
+    """Return path, shape and dtype of every leaf."""
+    return [(path, tuple(leaf.shape), leaf.dtype) for path, leaf in tree.paths(value).items()]
+
+
+def scalars(kind, leaf):
+    """Return how many numbers of a leaf are sent if all are: half a symmetric matrix, with its diagonal."""
+    return leaf.shape[0] * (leaf.shape[0] + 1) // 2 if kind == "covariance" else leaf.numel()
+
+
+@cases("uploads", models=("mlp", "module"))
+def test_uploads_are_those_declared(algorithm, model):
+    declared = build(algorithm).messages(world(model).common_task)
+    for (_, client), output in oracle(algorithm, model).of("train").items():
+        _, upload, _, _ = output
+        assert set(upload) == {name for name, field in declared.items() if field.reduction != "none"}
+        for name, entry in upload.items():
+            field = declared[name]
+            assert REDUCTIONS[type(entry)] == field.reduction
+            expected = {path: (shape, torch.float64) for path, shape in field.leaf_shapes().items()}
+            assert {path: (shape, dtype) for path, shape, dtype in structure(entry.value)} == expected
+            if isinstance(entry, Mean) and field.weight != "own":
+                info = world(model).info(client)._asdict()
+                assert_same_bits(entry.weight, info.get(field.weight, torch.ones(())))
+
+
+@cases("bytes")
+def test_bytes_are_those_of_the_leaves(algorithm, model):
+    declared = build(algorithm).messages(world(model).common_task)
+    record = oracle(algorithm, model)
+    for report in record.reports:
+        count = 0
+        for client in report.cohort:
+            weights = {}
+            for name, entry in record.of("train")[report.round, client][1].items():
+                field = declared[name]
+                for leaf in tree.leaves(entry.value):
+                    rows = entry.weight.count_nonzero() / entry.weight.numel() if isinstance(entry, Mean) else 1
+                    count += int(scalars(field.kind, leaf) * rows)
+                if isinstance(entry, Mean) and field.weight != "equal":
+                    weights[field.weight] = entry.weight.numel()
+            count += sum(weights.values())
+        assert report.bytes_up == 4 * count
+        down = [math.prod(shape) for f in declared.values() if f.down for shape in f.leaf_shapes().values()]
+        packed = [math.comb(f.shapes[0], 2) for f in declared.values() if f.down and f.kind == "covariance"]
+        assert report.bytes_down == 4 * (sum(down) - sum(packed)) * len(report.cohort)
+
+
+@cases("structure", models=("mlp", "module"))
+def test_structures_are_stable_over_rounds(algorithm, model, monkeypatch):
+    seen = watch(monkeypatch, ALGORITHMS[algorithm])
+    one, federation = build(algorithm), world(model)
+    run(one, Reference(), federation)
+    task, info, key = federation.common_task, federation.info(0), new_key(0)
+    initial = {
+        "server": one.init_server(task, key),
+        "state": one.init_client(task, info, key),
+        "own": one.init_own(task, info, key),
+        "personal": seen["personal"][0],
+    }
+    assert all(seen.values())
+    for what, values in seen.items():
+        for value in values:
+            assert structure(value) == structure(initial[what]), what
+
+
+def watch(monkeypatch, cls):
+    """Record the server states, client states, own rows and personal models that methods of a class return."""
+    seen = {"server": [], "state": [], "own": [], "personal": []}
+
+    def wrap(name, keep):
+        original = getattr(cls, name)
+
+        def wrapper(self, *arguments, **named):
+            result = original(self, *arguments, **named)
+            keep(result, arguments)
+            return result
+
+        monkeypatch.setattr(cls, name, wrapper)
+
+    def after_aggregate(result, arguments):
+        seen["server"].append(result[0])
+        count = len(arguments[2].ids)
+        seen["own"] += tree.unstack(result[1], count) if tree.leaves(result[1]) else [()]
+
+    def after_update(result, arguments):
+        seen["state"].append(result.state)
+        seen["personal"].append(result.personal)
+
+    wrap("aggregate", after_aggregate)
+    wrap("local_update", after_update)
+    wrap("onboard", lambda result, _: seen["state"].append(result))
+    wrap("personalize", lambda result, _: seen["personal"].append(result))
+    wrap("global_model", lambda result, _: seen["personal"].append(result) if result is not None else None)
+    return seen
+
+
+@pytest.mark.parametrize("engine", [Reference(), Batched(3)], ids=lambda engine: engine.name)
+@cases("inputs", models=("mlp", "module"))
+def test_inputs_are_not_modified(algorithm, model, engine, monkeypatch):
+    cls = ALGORITHMS[algorithm]
+    original = cls.aggregate
+
+    def aggregate(self, server, received, cohort):
+        before = tree.map(torch.clone, (server, dict(received), cohort.ids))
+        result = original(self, server, received, cohort)
+        assert_same_bits(before, (server, dict(received), cohort.ids))
+        return result
+
+    monkeypatch.setattr(cls, "aggregate", aggregate)
+    run(build(algorithm), Guarding(engine), world(model))
+
+
+@cases("broadcast")
+def test_broadcast_is_a_tree_and_pure(algorithm, model):
+    one, task = build(algorithm), world(model).common_task
+    server = one.init_server(task, new_key(0))
+    before = tree.map(torch.clone, server)
+    first, again = (one.broadcast(server, Cohort(torch.arange(3), 7, 1, 2)) for _ in range(2))
+    assert_same_bits(first, again)
+    assert_same_bits(before, server)
+
+
+@pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=list(ALGORITHMS))
+def test_says_what_it_is(cls):
+    one = cls()
+    assert isinstance(one, Algorithm) and one.adaptation and one.who_trains in ("cohort", "all")
+    assert "reference" in cls.presets and cls() == cls.from_preset("reference") and hash(one) == hash(cls())
+    for preset in cls.presets:
+        cls.from_preset(preset)
+    assert set(cls.preset_warnings) <= set(cls.presets)

@@ -1,0 +1,298 @@
+"""Reduction of uploads, their validation, and their bytes."""
+
+import itertools
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from fedtailor.core import tree
+from fedtailor.core.message import (
+    Each,
+    Field,
+    Mean,
+    Reduced,
+    Sum,
+    download_bytes,
+    problem_with,
+    reduce_field,
+    spread,
+    upload_bytes,
+)
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+numbers = st.floats(-100, 100, width=32)
+weights = st.floats(0, 50, width=32)
+laws = settings(max_examples=40, deadline=None)
+
+
+def values(seed, *shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_mean_is_weighted():
+    rows = ([1.0, 2.0], 1.0), ([5.0, 6.0], 3.0)
+    reduced = reduce_field([Mean({"w": torch.tensor(row)}, torch.tensor(weight)) for row, weight in rows])
+    assert reduced.value["w"].tolist() == [4.0, 5.0] and reduced.total_weight == 4
+
+
+@laws
+@given(st.lists(st.tuples(numbers, weights), min_size=1, max_size=6))
+def test_mean_lies_between_and_ignores_weight_zero(rows):
+    entries = [Mean(torch.tensor(value), torch.tensor(weight)) for value, weight in rows]
+    present = [value for value, weight in rows if weight > 0]
+    mean = float(reduce_field(entries).value)
+    if present:
+        assert min(present) - 1e-9 <= mean <= max(present) + 1e-9
+        kept = [entry for entry in entries if entry.weight > 0]
+        assert mean == float(reduce_field(kept).value)
+    else:
+        assert mean == 0
+
+
+@laws
+@given(st.lists(st.tuples(numbers, weights), min_size=1, max_size=5), st.floats(0.5, 8, width=32))
+def test_mean_does_not_depend_on_the_scale_of_weights(rows, scale):
+    one, two = (
+        reduce_field([Mean(torch.tensor(value), torch.tensor(weight * factor)) for value, weight in rows]).value
+        for factor in (1.0, scale)
+    )
+    assert torch.allclose(one, two, rtol=1e-9, atol=1e-9)
+
+
+def test_class_counts_weigh_every_row_by_itself():
+    first = Mean(torch.tensor([[1.0, 1.0], [2.0, 2.0], [9.0, 9.0]]), torch.tensor([1.0, 3.0, 0.0]))
+    second = Mean(torch.tensor([[3.0, 3.0], [7.0, 7.0], [9.0, 9.0]]), torch.tensor([1.0, 0.0, 0.0]))
+    reduced = reduce_field([first, second])
+    assert reduced.value.tolist() == [[2.0, 2.0], [2.0, 2.0], [0.0, 0.0]]
+    assert reduced.total_weight.tolist() == [2.0, 3.0, 0.0]
+    assert reduced.or_else(torch.full((3, 2), -1.0)).tolist() == [[2.0, 2.0], [2.0, 2.0], [-1.0, -1.0]]
+
+
+def test_one_weight_serves_leaves_of_every_shape():
+    weight = torch.tensor([1.0, 2.0])
+    value = {"matrix": values(0, 2, 3), "vector": values(1, 2), "deep": (values(2, 2, 1, 4),)}
+    reduced = reduce_field([Mean(value, weight), Mean(value, weight)])
+    for one, two in zip(tree.leaves(reduced.value), tree.leaves(value), strict=True):
+        assert torch.allclose(one, two, rtol=0, atol=1e-15)
+    assert spread(weight, value["deep"][0]).shape == (2, 1, 1)
+
+
+def test_nobody_sent_anything():
+    reduced = reduce_field([Mean({"w": values(0, 3)}, torch.tensor(0.0))] * 2)
+    assert reduced.value["w"].tolist() == [0, 0, 0]
+    old = {"w": values(1, 3)}
+    assert torch.equal(reduced.or_else(old)["w"], old["w"])
+
+
+def test_or_else_keeps_nothing_where_all_was_sent():
+    old = {"w": torch.full((2,), torch.nan)}
+    assert torch.isfinite(reduce_field([Mean({"w": values(0, 2)}, torch.tensor(2.0))]).or_else(old)["w"]).all()
+
+
+def test_sum_adds_the_rows_that_are_sent():
+    first = Sum(torch.tensor([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0]]), torch.tensor([1.0, 0.0, 0.0]))
+    second = Sum(torch.tensor([[10.0, 10.0], [20.0, 20.0], [40.0, 40.0]]), torch.tensor([1.0, 1.0, 0.0]))
+    assert reduce_field([first, second]).value.tolist() == [[11.0, 11.0], [20.0, 20.0], [0.0, 0.0]]
+    whole = reduce_field([Sum({"a": torch.tensor(1.5)}), Sum({"a": torch.tensor(2.5)})])
+    assert whole.value["a"] == 4.0
+
+
+def test_rows_that_any_client_sent_count_as_sent():
+    entries = [Sum(values(n, 3, 2), rows) for n, rows in enumerate(torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]))]
+    reduced = reduce_field(entries)
+    assert reduced.total_weight.tolist() == [2.0, 1.0, 0.0]
+    assert (reduced.or_else(torch.full((3, 2), -9.0)) == -9.0).all(1).tolist() == [False, False, True]
+
+
+def test_some_may_send_all_rows_and_some_a_part():
+    """A mask of rows, and none (all rows): the sum must not fail on the mixture, which validation lets pass."""
+    reduced = reduce_field([Sum(torch.ones(3, 2), torch.tensor([1.0, 0.0, 0.0])), Sum(torch.ones(3, 2))])
+    assert reduced.value.tolist() == [[2.0, 2.0], [1.0, 1.0], [1.0, 1.0]]
+
+
+def test_each_shows_every_client_in_order():
+    reduced = reduce_field([Each({"h": torch.tensor([float(n), n + 0.5])}) for n in range(3)])
+    assert reduced.value["h"].tolist() == [[0.0, 0.5], [1.0, 1.5], [2.0, 2.5]]
+    assert reduced.total_weight == 3
+
+
+@pytest.mark.parametrize("entry", [lambda v: Mean(v, torch.tensor(1.0)), Sum, Each])
+def test_leaves_keep_their_dtype_and_sum_in_float64(entry):
+    """Float32 numbers of very different size: summing in float32 would lose the small one."""
+    entries = [entry({"w": torch.tensor([value], dtype=torch.float32)}) for value in (1e8, 1.0, -1e8)]
+    reduced = reduce_field(entries)
+    assert reduced.value["w"].dtype == torch.float32
+    if not isinstance(entries[0], Each):
+        assert float(reduced.value["w"][0]) == pytest.approx(1.0 if isinstance(entries[0], Sum) else 1 / 3, rel=1e-6)
+
+
+def test_entries_are_reduced_by_name_whatever_their_order():
+    first = Mean({"a": torch.tensor([1.0]), "b": torch.tensor([10.0])}, torch.tensor(1.0))
+    second = Mean({"b": torch.tensor([10.0]), "a": torch.tensor([1.0])}, torch.tensor(1.0))
+    assert reduce_field([first, second]).value == {"a": torch.tensor([1.0]), "b": torch.tensor([10.0])}
+
+
+def test_inputs_stay_as_they_are():
+    entries = [Mean({"w": values(n, 3)}, torch.tensor(2.0)) for n in range(3)]
+    before = [entry.value["w"].clone() for entry in entries]
+    reduce_field(entries)
+    assert all(torch.equal(entry.value["w"], kept) for entry, kept in zip(entries, before, strict=True))
+
+
+MESSAGES = {
+    "model": Field(kind="model", shapes={"w": (2, 3), "b": (2,)}),
+    "means": Field(kind="class_means", shapes=(4, 3), weight="class_counts"),
+    "covariance": Field(kind="covariance", shapes=(3, 3)),
+    "rows": Field(kind="statistics", shapes=(4, 2), reduction="sum", low=0.0, high=1.0),
+    "head": Field(kind="model", shapes={"own": {"weight": (2,)}}, reduction="each"),
+    "prior": Field(kind="statistics", shapes=(4,), reduction="none"),
+}
+
+
+def sound():
+    """Return an upload that fits ``MESSAGES``."""
+    n = torch.tensor(5.0)
+    return {
+        "model": Mean({"w": values(0, 2, 3), "b": values(1, 2)}, n),
+        "means": Mean(values(2, 4, 3), torch.tensor([3.0, 0.0, 2.0, 0.0])),
+        "covariance": Mean(torch.eye(3), n),
+        "rows": Sum(torch.full((4, 2), 0.5), torch.tensor([1.0, 0.0, 0.0, 1.0])),
+        "head": Each({"own": {"weight": values(3, 2)}}),
+    }
+
+
+def test_a_sound_upload_has_no_problem():
+    assert problem_with(sound(), MESSAGES) is None
+    assert problem_with({}, {}) is None
+
+
+def model(**changes):
+    return Mean({**sound()["model"].value, **changes}, torch.tensor(5.0))
+
+
+NAN, INF = float("nan"), float("inf")
+SKEW = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+BAD = {
+    "field missing": (lambda u: u.pop("head"), "fields ['covariance', 'means', 'model', 'rows'] instead of"),
+    "field too many": (lambda u: u.update(more=Each(torch.zeros(1))), "'more'"),
+    "field only sent down": (lambda u: u.update(prior=Each(torch.zeros(4))), "'prior'"),
+    "reduction": (lambda u: u.update(model=Each(u["model"].value)), "field 'model': sent as Each, declared as mean"),
+    "no entry": (lambda u: u.update(model=torch.zeros(2)), "field 'model': sent as Tensor, declared as mean"),
+    "leaf missing": (lambda u: u["model"].value.pop("b"), "field 'model': leaves ['w'] instead of ['b', 'w']"),
+    "leaf too many": (lambda u: u["model"].value.update(c=torch.zeros(1)), "field 'model': leaves ['b', 'c', 'w']"),
+    "leaf is a tree": (lambda u: u.update(model=model(b=(torch.zeros(2),))), "field 'model': leaves ['b/0', 'w']"),
+    "shape": (lambda u: u.update(model=model(b=torch.zeros(3))), "field 'model': shape (3,) instead of (2,) b"),
+    "axis": (lambda u: u.update(model=model(b=torch.zeros(1, 2))), "field 'model': shape (1, 2) instead of (2,) b"),
+    "nan": (lambda u: u["model"].value["w"].fill_(NAN), "field 'model': values that are not finite w"),
+    "inf": (lambda u: u["head"].value["own"]["weight"][:1].fill_(INF), "values that are not finite own/weight"),
+    "weight nan": (lambda u: u["model"].weight.fill_(NAN), "field 'model': weight is negative or not finite"),
+    "weight inf": (lambda u: u["model"].weight.fill_(INF), "field 'model': weight is negative or not finite"),
+    "weight negative": (lambda u: u["means"].weight[:1].fill_(-1), "field 'means': weight is negative or not finite"),
+    "too low": (lambda u: u["rows"].value[0].fill_(-0.1), "field 'rows': values outside [0, 1]"),
+    "too high": (lambda u: u["rows"].value[0].fill_(1.1), "field 'rows': values outside [0, 1]"),
+    "skew": (lambda u: u["covariance"].value.copy_(SKEW), "field 'covariance': not a symmetric positive semi-definite"),
+    "indefinite": (lambda u: u["covariance"].value[0, 0].fill_(-0.01), "not a symmetric positive semi-definite matrix"),
+}  # fmt: skip
+"""Case -> (what is done to the upload, part of the reason)."""
+
+
+@pytest.mark.parametrize(("spoil", "reason"), BAD.values(), ids=list(BAD))
+def test_every_kind_of_bad_upload_is_named(spoil, reason):
+    upload = sound()
+    spoil(upload)
+    found = problem_with(upload, MESSAGES)
+    assert found is not None and reason in found
+
+
+HOSTILE = {
+    "weight of a wrong shape": lambda u: u.update(model=Mean(u["model"].value, torch.ones(7))),
+    "weight of too many axes": lambda u: u.update(means=Mean(u["means"].value, torch.ones(4, 3, 1))),
+    "weight that is no tensor": lambda u: u.update(model=Mean(u["model"].value, 5.0)),
+    "rows of a wrong shape": lambda u: u.update(rows=Sum(u["rows"].value, torch.ones(3))),
+    "rows that are not finite": lambda u: u.update(rows=Sum(u["rows"].value, torch.tensor([NAN, 0, 0, 0]))),
+    "rows that scale": lambda u: u.update(rows=Sum(u["rows"].value, torch.tensor([1e6, 0, 0, 0]))),
+    "value that is no tree": lambda u: u.update(model=Mean({"w": None, "b": 1.0}, torch.tensor(5.0))),
+    "list": lambda u: u.update(model=Mean([torch.zeros(2)], torch.tensor(5.0))),
+    "complex numbers": lambda u: u.update(model=model(b=torch.zeros(2, dtype=torch.complex64))),
+    "whole numbers": lambda u: u.update(model=model(b=torch.zeros(2, dtype=torch.int64))),
+    "weight of another kind": lambda u: u.update(means=Mean(u["means"].value, torch.tensor(5.0))),
+    "weight by row of a model": lambda u: u.update(model=Mean(u["model"].value, torch.ones(2))),
+    "complex weight": lambda u: u.update(model=Mean(u["model"].value, torch.tensor(1j))),
+    "half precision": lambda u: u.update(model=model(b=torch.zeros(2, dtype=torch.float16))),
+    "other precision": lambda u: u.update(model=model(b=torch.zeros(2, dtype=torch.float32))),
+    "names that are no text": lambda u: u.update({1: Each(torch.zeros(1))}),
+    "names that look like paths": lambda u: u.update(head=Each({"own/weight": torch.zeros(2), **u["head"].value})),
+    "no mapping": lambda u: [u],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spoil", HOSTILE.values(), ids=list(HOSTILE))
+def test_hostile_uploads_are_refused_and_do_not_raise(spoil):
+    upload = sound()
+    upload = spoil(upload) or upload
+    assert problem_with(upload, MESSAGES)
+
+
+def test_a_weight_must_be_that_of_the_declaration():
+    """A client that sends a million examples as a class count, or weighs a plain mean, is no sound client."""
+    plain = {"delta": Field(kind="model", shapes=(2,), weight="equal")}
+    assert problem_with({"delta": Mean(torch.zeros(2), torch.tensor(1.0))}, plain) is None
+    assert problem_with({"delta": Mean(torch.zeros(2), torch.tensor(1e6))}, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_semi_definite_matrices_pass(dtype):
+    torch.set_default_dtype(dtype)
+    field = {"c": Field(kind="covariance", shapes=(3, 3))}
+    rank_one = torch.ones(3, 3) * 1e-12
+    for matrix in (torch.zeros(3, 3), rank_one, rank_one * 1e20, torch.diag(torch.tensor([1.0, 1e-9, 0.0]))):
+        assert problem_with({"c": Mean(matrix, torch.tensor(1.0))}, field) is None
+
+
+def test_a_covariance_per_class_is_checked_matrix_by_matrix():
+    field = {"c": Field(kind="covariance", shapes=(2, 3, 3), weight="class_counts")}
+    stack = torch.stack([torch.eye(3), torch.eye(3)])
+    assert problem_with({"c": Mean(stack, torch.ones(2))}, field) is None
+    stack[1, 0, 0] = -1
+    assert "positive semi-definite" in problem_with({"c": Mean(stack, torch.ones(2))}, field)
+
+
+def test_bytes_of_an_upload():
+    """Rows of weight 0 are not sent; a symmetric matrix is half; each kind of weight is sent once."""
+    model, means, covariance, rows, head = 8, 2 * 3, 6, 2 * 2, 2
+    assert upload_bytes(sound(), MESSAGES) == 4 * (model + means + covariance + rows + head + 1 + 4)
+
+
+def test_bytes_of_weights():
+    shapes = {"w": (3,)}
+    for weight, numbers in (("equal", 0), ("num_train", 1), ("own", 2)):
+        fields = {name: Field(kind="model", shapes=shapes, weight=weight) for name in "ab"}
+        upload = {name: Mean({"w": torch.zeros(3)}, torch.ones(())) for name in "ab"}
+        assert upload_bytes(upload, fields) == 4 * (6 + numbers), weight
+
+
+def test_bytes_of_a_download():
+    fields = {**MESSAGES, "up": Field(kind="model", shapes=(100,), down=False)}
+    assert download_bytes(fields) == 4 * (8 + 12 + 6 + 8 + 2 + 4)
+    assert download_bytes({}) == upload_bytes({}, {}) == 0
+
+
+def test_leaf_shapes_by_path():
+    nested = Field(kind="model", shapes={"a": {"b": (2,), "c": ()}, "d": (3, 4)})
+    assert nested.leaf_shapes() == {"a/b": (2,), "a/c": (), "d": (3, 4)} and nested.scalars() == 15
+    assert Field(kind="counts", shapes=()).leaf_shapes() == {"": ()}
+    assert Field(kind="covariance", shapes=(5, 4, 4)).scalars() == 50
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3)))[1:3])
+def test_the_order_of_clients_matters_only_in_rounding(order):
+    entries = [Mean(values(n, 50), torch.tensor(float(n + 1))) for n in range(3)]
+    one, two = reduce_field(entries), reduce_field([entries[n] for n in order])
+    assert torch.allclose(one.value, two.value, rtol=0, atol=1e-15)
+
+
+def test_reduced_is_a_value():
+    assert Reduced(torch.ones(2), torch.tensor(1.0)).or_else(torch.zeros(2)).tolist() == [1.0, 1.0]

@@ -1,0 +1,47 @@
+"""The readers on the original data, where it is."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedtailor.data import load_dataset
+
+
+def load(data_dir: Path, name: str, folder: str) -> tuple[np.ndarray, np.ndarray]:
+    if not (data_dir / folder).is_dir():
+        pytest.skip(f"no {folder} in {data_dir}")
+    dataset = load_dataset(name, data_dir)
+    assert not dataset.subset and dataset.tested_on == "original"
+    assert dataset.num_official_train == dataset.official_size - 10_000
+    assert len(set(np.bincount(dataset.y, minlength=dataset.num_classes))) == 1 or name == "mnist"
+    train = dataset.x[: dataset.num_official_train]
+    return train.reshape(-1, train.shape[3]), dataset.y
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "mean", "std"),
+    [("mnist", "MNIST", 0.1307, 0.3081), ("fashion_mnist", "FashionMNIST", 0.2860, 0.3530)],
+)
+def test_grey_data_have_the_published_statistics(
+    data_dir: Path, name: str, folder: str, mean: float, std: float
+) -> None:
+    pixels, labels = load(data_dir, name, folder)
+    assert abs(pixels.mean() / 255 - mean) < 1e-4 and abs(pixels.std() / 255 - std) < 1e-4
+    expected = [5, 0, 4, 1, 9] if name == "mnist" else [9, 0, 0, 3, 0]
+    assert labels[:5].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "mean", "label"),
+    [
+        ("cifar10", "cifar-10-batches-py", (0.4914, 0.4822, 0.4465), 6),
+        ("cifar100", "cifar-100-python", (0.5071, 0.4865, 0.4409), 19),
+    ],
+)
+def test_cifar_has_the_published_statistics(
+    data_dir: Path, name: str, folder: str, mean: tuple[float, ...], label: int
+) -> None:
+    pixels, labels = load(data_dir, name, folder)
+    np.testing.assert_allclose(pixels.mean(axis=0) / 255, mean, atol=1e-4)
+    assert labels[0] == label

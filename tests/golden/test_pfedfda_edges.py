@@ -1,0 +1,146 @@
+"""pFedFDA on clients that hardly have data, or damaged data; compared with the specification, or bit for bit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedtailor.algorithms.pfedfda import PFedFDA
+from fedtailor.core import tree
+from fedtailor.core.task import Training
+from golden import compare, fda, harness
+
+TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
+MODES = pytest.mark.parametrize("mode", ["single", "multi", "none"])
+USUAL = harness.LABELS[0]
+SMALL = {
+    "one example": [2],
+    "one class": [1, 1, 1, 1, 1, 1],
+    "fewer examples than features": [0, 2],
+    "two of one class": [0, 0],
+    "one of each class": [1, 2, 0],
+}
+
+
+def constant(x, splits):
+    """Make all inputs of the second client equal."""
+    x[splits[1].train] = x[splits[1].train][0]
+
+
+def not_a_number(x, splits):
+    """Damage one input of the third client."""
+    x[splits[2].train[1], 0] = np.nan
+
+
+@MODES
+@pytest.mark.parametrize("labels", SMALL.values(), ids=SMALL)
+def test_small_clients(recorder, labels, mode):
+    world = harness.federation((USUAL, labels))
+    algorithm = PFedFDA(training=TRAINING, beta=mode)
+    recorder.run(algorithm, world)
+    trained, evaluated = compare.assert_run(recorder, world, algorithm)
+    if len(set(labels)) == len(labels) and mode != "none":
+        assert trained[1, 1] != [0.0, 0.0], "several epochs give copies to divide"
+        assert evaluated[1, 1] == evaluated[2, 1] == [0.0, 0.0], "one pass gives none"
+
+
+@MODES
+def test_a_class_without_any_example_keeps_its_initial_mean(recorder, mode):
+    world = harness.federation(([0, 1, 0, 0, 1, 1, 0], [1, 1, 0, 1, 0, 1]))
+    algorithm = PFedFDA(training=TRAINING, beta=mode)
+    recorder.run(algorithm, world)
+    compare.assert_run(recorder, world, algorithm)
+    first, last = (recorder.visit(*which, 0).shared.means[2] for which in ((1, "train"), (2, "personalize")))
+    harness.assert_close(last, first.numpy())
+
+
+@MODES
+def test_constant_features(recorder, mode):
+    """Beta of the covariance hardly matters here: ties of 1e-12 at each level of the search add up."""
+    world = harness.federation((USUAL, [0, 1, 2, 0, 1, 2, 0]), change=constant)
+    algorithm = PFedFDA(training=TRAINING, beta=mode)
+    recorder.run(algorithm, world)
+    compare.assert_run(recorder, world, algorithm, slack=1e-11 if mode == "multi" else 0.0)
+
+
+@pytest.mark.parametrize("mode", ["single", "multi"])
+def test_constant_features_without_any_ridge(recorder, mode):
+    """The scatter has zeros on its diagonal, so that correlations are undefined; compared after one round."""
+    world = harness.federation((USUAL, [0, 1, 2, 0, 1, 2, 0]), change=constant)
+    algorithm = PFedFDA(training=TRAINING, beta=mode, cov_ridge=0.0, cov_offset=0.0)
+    recorder.run(algorithm, world, rounds=1)
+    constants = fda.Constants(ridge=0.0, offset=0.0)
+    compare.assert_run(recorder, world, algorithm, constants, rounds=1, tolerance=1e-9)
+
+
+def test_constant_features_without_ridge_or_blend_stay_finite(recorder):
+    """A covariance of zeros has no classifier worth comparing, but nothing may overflow or raise."""
+    world = harness.federation((USUAL, [0, 1, 2, 0, 1, 2, 0]), change=constant)
+    recorder.run(PFedFDA(training=TRAINING, beta="none", cov_ridge=0.0, cov_offset=0.0), world, rounds=1)
+    assert recorder.reports[0].events == []
+    for client in world.known:
+        personal, _, _ = recorder.visit(1, "personalize", client).output
+        assert all(bool(torch.isfinite(leaf).all()) for leaf in tree.leaves(personal))
+
+
+def test_more_features_than_examples(recorder):
+    world = harness.federation(([0, 1, 2, 0, 1], [2, 2, 1, 0]), hidden=12)
+    algorithm = PFedFDA(training=TRAINING)
+    recorder.run(algorithm, world)
+    compare.assert_run(recorder, world, algorithm)
+    for (_, name, _), visit in recorder.visits.items():
+        if name == "train":
+            assert np.linalg.eigvalsh(visit.output[1]["covariance"].value.numpy()).min() > 0.5
+
+
+def assert_same_bits(first, second):
+    """Assert that two trees agree bit for bit."""
+    assert all(torch.equal(a, b) for a, b in zip(tree.leaves(first), tree.leaves(second), strict=True))
+
+
+@pytest.mark.parametrize("mode", ["single", "multi", "none"])
+def test_a_client_with_damaged_data_changes_nothing_for_the_others(monkeypatch, mode):
+    algorithm = PFedFDA(training=TRAINING, beta=mode)
+    world = harness.federation((*harness.LABELS, USUAL), change=not_a_number)
+    damaged = harness.Recorder(monkeypatch).run(algorithm, world)
+    alone = harness.Recorder(monkeypatch).run(algorithm, replace(world, splits=world.splits[:2]))
+    for report in damaged.reports:
+        (event,) = [event for event in report.events if event["kind"] == "quarantine"]
+        assert (event["client"], event["round"]) == (2, report.round)
+        assert "not finite" in event["reason"]
+    for round in (1, 2):
+        for client in (0, 1):
+            first, second = (run.visit(round, "personalize", client) for run in (damaged, alone))
+            assert_same_bits(first.shared, second.shared)
+            assert_same_bits(first.output, second.output)
+    assert float(damaged.visit(2, "personalize", 2).output[2].class_correct.sum()) == 0
+
+
+@pytest.mark.parametrize("mode", ["single", "multi"])
+def test_a_client_without_training_data_gets_the_global_gaussian(recorder, mode):
+    world = harness.federation((*harness.LABELS, []))
+    algorithm = PFedFDA(training=TRAINING, beta=mode)
+    recorder.run(algorithm, world)
+    assert [event["kind"] for report in recorder.reports for event in report.events] == ["skipped"]
+    assert (1, "train", 2) not in recorder.visits
+    compare.assert_run(recorder, world, algorithm)
+    personal = recorder.visit(2, "personalize", 2).output[0]
+    _, shared = compare.server_of(recorder.visit(2, "personalize", 2).shared)
+    weight, bias = fda.discriminant(*shared, np.full(3, 1 / 3), 1e-4)
+    assert personal.beta.tolist() == [0.0, 0.0]
+    harness.assert_close(personal.head.weight, weight)
+    harness.assert_close(personal.head.bias, bias)
+
+
+@MODES
+@pytest.mark.parametrize("labels", [[0, 2, 2, 1, 0, 2, 0, 2], [1]], ids=["usual", "one example"])
+def test_a_new_client_runs_the_evaluation_step_only(recorder, labels, mode):
+    world = harness.federation((*harness.LABELS, labels), num_new=1)
+    algorithm = PFedFDA(training=TRAINING, beta=mode)
+    recorder.run(algorithm, world)
+    compare.assert_run(recorder, world, algorithm)
+    visit = recorder.visit(2, "personalize", 2)
+    assert visit.plans == [] and (1, "train", 2) not in recorder.visits
+    assert_same_bits(visit.output[0].body, visit.shared.body)
+    assert [evaluation.clients for evaluation in recorder.reports[1].evaluations].count("new") == 1

@@ -1,0 +1,208 @@
+"""What must hold for pFedFDA whatever the numbers: limits, symmetries, and the search for beta by brute force.
+
+The body is the identity here (inputs are not negative), so features are whatever a test asks for.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from fedtailor.algorithms import pfedfda
+from fedtailor.algorithms.pfedfda import Global, PFedFDA, State
+from fedtailor.core.algorithm import Download
+from fedtailor.core.federation import Cohort, Federation, Split
+from fedtailor.core.message import Mean, reduce_field
+from fedtailor.core.rng import new_key
+from fedtailor.core.task import Task, Training
+from fedtailor.models.mlp import mlp
+from golden import fda, harness
+from golden.network import log_softmax
+
+MODES = ("single", "multi")
+
+
+def client_with(z, y, classes):
+    """Return the task and data of a client whose inputs are the given features."""
+    d = z.shape[1]
+    task = Task(mlp((d,), classes, hidden=d), classes, (d,))
+    rows = torch.arange(len(y))
+    world = Federation(torch.from_numpy(z), torch.from_numpy(y), [Split(rows, rows[:0], rows[:0])], task)
+    return task, world.data(0)
+
+
+def personalize(algorithm, z, y, means, covariance, *, shift=0.0, previous=0.5, seed=0):
+    """Personalize a client with features ``z + shift``."""
+    task, data = client_with(z, y, len(means))
+    d = z.shape[1]
+    body = {"hidden.weight": torch.eye(d), "hidden.bias": torch.full((d,), float(shift))}
+    shared = Global(body, torch.from_numpy(means), torch.from_numpy(covariance))
+    state = State(torch.full((2,), previous))
+    return algorithm.personalize(task, Download(shared), state, data, new_key(seed))
+
+
+def blobs(seed, *, n=40, d=4, classes=3, distance=1.0):
+    """Return features of Gaussian classes far from zero, their labels, and the true means."""
+    draw = np.random.default_rng(seed)
+    means = 10 + distance * draw.normal(size=(classes, d))
+    y = draw.integers(0, classes, n)
+    return means[y] + draw.normal(size=(n, d)), y, means
+
+
+def assert_head(personal, gaussian, pi):
+    weight, bias = fda.discriminant(*gaussian, pi, 1e-4)
+    harness.assert_close(personal.head.weight, weight)
+    harness.assert_close(personal.head.bias, bias)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_folds_beta_is_0_and_the_classifier_is_global_with_the_local_prior(mode):
+    z, _, means = blobs(0, n=3, classes=4)
+    y = np.array([2, 0, 3])
+    covariance = np.cov(np.random.default_rng(1).normal(size=(4, 9)))
+    personal = personalize(PFedFDA(beta=mode), z, y, means, covariance)
+    assert personal.beta.tolist() == [0.0, 0.0]
+    assert torch.equal(personal.means, torch.from_numpy(means))
+    assert torch.equal(personal.covariance, torch.from_numpy(covariance))
+    assert_head(personal, fda.Gaussian(means, covariance), fda.prior(y, 4))
+
+
+def test_with_beta_none_nothing_global_is_left():
+    z, y, means = blobs(0)
+    assert np.bincount(y).min() >= 3
+    local = fda.estimate(z, y, means, fda.RELEASED)
+    for other in (means + 3, means * 0):
+        personal = personalize(PFedFDA(beta="none"), z, y, other, 7 * np.eye(4))
+        assert personal.beta.tolist() == [1.0, 1.0]
+        assert_head(personal, local, fda.prior(y, 3))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_if_local_is_global_the_objective_is_constant_and_beta_0(mode):
+    _, y, means = blobs(2)
+    z = means[y]  # no scatter: every half has these means, and the ridge for a covariance
+    shared = fda.Gaussian(means, 1e-4 * np.ones((4, 4)) + np.eye(4))
+    halves = np.arange(40).reshape(2, 20)
+    values = fda.objective(z, y, halves, shared, fda.prior(y, 3), fda.RELEASED, fda.GRID, fda.GRID)
+    assert np.ptp(values) < 1e-13
+    personal = personalize(PFedFDA(beta=mode), z, y, *shared)
+    assert personal.beta.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_beta_goes_to_1_where_the_global_means_are_permuted(seed):
+    z, y, means = blobs(seed, n=120, distance=2.0)
+    personal = personalize(PFedFDA(), z, y, means[[1, 2, 0]], np.eye(4))
+    assert personal.beta[0] > 0.95
+
+
+def test_beta_goes_to_0_where_labels_say_nothing_and_the_global_model_knows():
+    """By chance the halves agree in every second draw, and then beta is positive, but not large."""
+    betas = []
+    for seed in range(21):
+        draw = np.random.default_rng(seed)
+        z, y = 10 + draw.normal(size=(24, 8)), draw.integers(0, 3, 24)
+        betas.append(float(personalize(PFedFDA(), z, y, np.full((3, 8), 10.0), np.eye(8)).beta[0]))
+    assert np.median(betas) < 0.05 and max(betas) < 0.5
+
+
+@pytest.mark.parametrize("mode", [*MODES, "none"])
+def test_shifting_features_and_means_alike_changes_no_probability(mode):
+    z, y, means = blobs(5)
+    covariance = np.cov(np.random.default_rng(1).normal(size=(4, 9)))
+    at_rest = personalize(PFedFDA(beta=mode), z, y, means + 0.5, covariance)
+    shifted = personalize(PFedFDA(beta=mode), z, y, means + 0.5 + 4.0, covariance, shift=4.0)
+    assert shifted.beta.tolist() == at_rest.beta.tolist()
+    task, data = client_with(z, y, 3)
+    algorithm = PFedFDA()
+    first, second = (algorithm.predict(task, personal, data.train.x).numpy() for personal in (at_rest, shifted))
+    assert first.argmax(1).tolist() == second.argmax(1).tolist()
+    harness.assert_close(log_softmax(second), log_softmax(first), 1e-10)
+
+
+def test_beta_is_the_previous_one_where_the_objective_is_nowhere_finite():
+    z, y, means = blobs(0)
+    personal = personalize(PFedFDA(), z, y, means, np.full((4, 4), np.nan), previous=0.25)
+    assert personal.beta.tolist() == [0.25, 0.25]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_beta_by_brute_force(recorder, seed):
+    """The library searches by halved steps; it must find the one minimum, or one of several, and never a bad one."""
+    z, y, means = blobs(seed, n=6 + seed, d=2 + seed % 5, classes=2 + seed % 3, distance=(0.5, 1.0, 2.0)[seed % 3])
+    draw = np.random.default_rng(100 + seed)
+    shared = fda.Gaussian(means + draw.normal(size=means.shape), (0.5, 1.0, 4.0)[seed % 3] * np.eye(z.shape[1]))
+    ridge = (1.0, 0.1, 0.01)[seed % 3]
+    personal = personalize(PFedFDA(cov_ridge=ridge), z, y, *shared, seed=seed)
+    (halves,) = recorder.current.folds
+    pi, constants = fda.prior(y, len(means)), fda.Constants(ridge=ridge)
+    values = fda.objective(z, y, halves, shared, pi, constants, fda.GRID, fda.GRID)
+    found = int(personal.beta[0] * 2**12)
+    tie = 1e-11 * (1 + values.min())  # a tie of 1e-12 on each of ten levels of the search
+    assert float(personal.beta[0]) * 2**12 == found and personal.beta[0] == personal.beta[1]
+    assert values[found] <= min(values[max(found - 1, 0)], values[min(found + 1, 2**12)]) + tie
+    assert values[found] <= values[:: 2**9].min() + tie
+    slope = np.sign(np.diff(values))
+    if (np.diff(slope) != 0).sum() <= 1:  # one minimum
+        assert values[found] <= values.min() + tie
+
+
+def upload_of(seed):
+    """Return a trained client's upload and the server it came from."""
+    z, y, _ = blobs(seed)
+    task, data = client_with(z, y, 3)
+    algorithm = PFedFDA(training=Training(lr=0.01, epochs=1, batch_size=10))
+    server = algorithm.init_server(task, new_key(0))
+    key = new_key(0, client=seed)
+    return algorithm, server, algorithm.local_update(task, Download(server), State(torch.ones(2)), data, key).upload
+
+
+def test_identical_clients_average_to_themselves_whatever_their_sizes():
+    algorithm, server, upload = upload_of(0)
+    sizes = (1.0, 7.0, 30.0)
+    uploads = [{name: Mean(entry.value, torch.tensor(n)) for name, entry in upload.items()} for n in sizes]
+    received = {name: reduce_field([each[name] for each in uploads]) for name in upload}
+    new, _ = algorithm.aggregate(server, received, Cohort(torch.arange(3), 3, 1, 1))
+    for name in ("means", "covariance"):
+        harness.assert_close(getattr(new, name), upload[name].value.numpy(), 1e-15)
+    harness.assert_close(new.body, harness.arrays(upload["body"].value), 1e-15)
+
+
+def test_clients_with_the_same_data_agree_and_so_does_the_server(recorder):
+    """With all examples in one batch and no folds to draw, only the order of a sum differs."""
+    world = harness.federation((harness.LABELS[0],) * 2, change=repeat_first)
+    recorder.run(PFedFDA(training=Training(lr=0.1, epochs=3, batch_size=0), beta="none"), world, rounds=1)
+    first, second = (recorder.visit(1, "train", client).output[1] for client in (0, 1))
+    after = recorder.visit(1, "personalize", 0).shared
+    for name in ("means", "covariance"):
+        harness.assert_close(second[name].value, first[name].value.numpy())
+        harness.assert_close(getattr(after, name), first[name].value.numpy())
+    harness.assert_close(after.body, harness.arrays(first["body"].value))
+
+
+def repeat_first(x, splits):
+    """Give the second client the inputs of the first."""
+    x[splits[1].train] = x[splits[0].train]
+
+
+def test_the_head_is_frozen_bit_for_bit(recorder, monkeypatch):
+    """Momentum and weight decay would move it even without a gradient."""
+    heads = []
+    loss = pfedfda.body_loss
+
+    def recording(task, body, head, batch, key):
+        heads.append((head.weight.numpy().tobytes(), head.bias.numpy().tobytes()))
+        return loss(task, body, head, batch, key)
+
+    monkeypatch.setattr(pfedfda, "body_loss", recording)
+    algorithm = PFedFDA(training=Training(lr=0.1, momentum=0.9, weight_decay=0.1, epochs=3, batch_size=5))
+    recorder.run(algorithm, harness.federation(), rounds=1)
+    steps = [len(recorder.visit(1, "train", client).plans[0]) for client in (0, 1)]
+    assert len(heads) == sum(steps) == 9 + 6
+    assert len(set(heads[:9])) == len(set(heads[9:])) == 1 and heads[0] != heads[9]
+    for client, head in ((0, heads[0]), (1, heads[9])):
+        shared = recorder.visit(1, "train", client).shared
+        pi = fda.prior(np.array(harness.LABELS[client]), 3)
+        expected = fda.discriminant(shared.means.numpy(), shared.covariance.numpy(), pi, 1e-4)
+        given = [np.frombuffer(part).reshape(value.shape) for part, value in zip(head, expected)]
+        harness.assert_close(given[0], expected[0])
+        harness.assert_close(given[1], expected[1])

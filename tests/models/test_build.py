@@ -1,0 +1,173 @@
+"""Models by name and by a user's function."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedtailor.models
+from fedtailor.core.errors import ConfigError
+from fedtailor.core.rng import new_key
+from fedtailor.models import MODELS, build_model, default_model
+
+OWN = """
+import torch
+from torch import nn
+from fedtailor.models.mlp import mlp
+
+def small(input_shape, num_classes, width=7):
+    return nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(input_shape).numel(), width), nn.Linear(width, num_classes))
+
+def ready(input_shape, num_classes):
+    return mlp(input_shape, num_classes, hidden=5)
+
+class Random(nn.Sequential):
+    def __init__(self, input_shape, num_classes, **options):
+        self.options = options
+        super().__init__(Table(), nn.Linear(4, num_classes))
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        return x + self.table
+
+def half(input_shape, num_classes):
+    return Half()
+
+class Half:
+    groups = norm = shapes = feature_dim = None
+
+def number(input_shape, num_classes):
+    return 3
+
+def fails(input_shape, num_classes):
+    raise ZeroDivisionError("no luck.")
+
+def softmax(input_shape, num_classes):
+    return nn.Sequential(nn.Linear(4, num_classes), nn.Softmax(1))
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Put a user's module into the current directory."""
+    (tmp_path / "own_models.py").write_text(textwrap.dedent(OWN))
+    (tmp_path / "broken_models.py").write_text("import no_such_library\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    sys.modules.pop("own_models", None)
+
+
+def refused(spec, options=None, shape=(4,)):
+    with pytest.raises(ConfigError) as caught:
+        build_model(spec, shape, 3, options)
+    return caught.value
+
+
+def test_the_table_is_alphabetical_described_and_complete():
+    assert list(MODELS) == sorted(MODELS)
+    for name, entry in MODELS.items():
+        model = build_model(name, (1, 28, 28), 10)
+        assert entry.description and set(model.init(new_key(0))) == set(model.shapes)
+
+
+def test_listing_models_does_not_import_torch():
+    source = Path(fedtailor.models.__file__).parents[2]
+    code = "import sys, fedtailor.models as m; print(len(m.MODELS), m.default_model((64,)), 'torch' in sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(source)}, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split() == [str(len(MODELS)), "mlp", "False"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [
+        ((1, 28, 28), "emnist_cnn"),
+        ((3, 28, 28), "emnist_cnn"),
+        ((3, 32, 32), "cifar_cnn"),
+        ((1, 8, 8), "mlp"),
+        ((64,), "mlp"),
+        ((32, 32), "mlp"),
+    ],
+)
+def test_default_model(shape, name):
+    assert default_model(shape) == name
+    build_model(name, shape, 3)
+
+
+def test_unknown_names_and_options_suggest_the_nearest():
+    error = refused("cifar-cnn")
+    assert error.key == "model.name" and "did you mean 'cifar_cnn'?" in error.message and error.allowed == list(MODELS)
+    error = refused("mlp", {"hiden": 3})
+    assert error.key == "model.hiden" and error.allowed == ["hidden"]
+    assert error.message == "unknown option 'hiden' of model 'mlp'; did you mean 'hidden'? Known: hidden."
+    error = refused("cifar_cnn", {"hidden": 3}, shape=(3, 32, 32))
+    assert error.message == "unknown option 'hidden' of model 'cifar_cnn'. It takes none."
+
+
+@pytest.mark.usefixtures("own")
+def test_a_users_function_returns_a_module_or_a_model():
+    model = build_model("own_models:small", (4,), 3)
+    assert model.groups["2.weight"] == "head" and model.feature_dim == 7
+    assert build_model("own_models:small", (4,), 3, {"width": 9}).feature_dim == 9
+    assert build_model("own_models:ready", (4,), 3).feature_dim == 5
+    assert build_model("own_models:Random", (4,), 3, {"anything": 1}).shapes["0.table"] == (4,)
+
+
+@pytest.mark.usefixtures("own")
+def test_what_a_users_function_draws_is_the_same_at_every_site():
+    state = torch.get_rng_state()
+    first = build_model("own_models:Random", (4,), 3).init(new_key(0))
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(5)
+    again = build_model("own_models:Random", (4,), 3).init(new_key(1))
+    assert torch.equal(first["0.table"], again["0.table"]) and first["0.table"].abs().min() > 0
+    assert not torch.equal(first["1.weight"], again["1.weight"])
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("no_such_module:f", "the module 'no_such_module' of model 'no_such_module:f' cannot be imported: ModuleNotF"),
+        ("broken_models:f", "No module named 'no_such_library'"),
+        ("own_models:smal", "has no function 'smal'; did you mean 'small'."),
+        ("own_models:constant", "has no function 'constant'"),
+        (":f", "package.module:function, got ':f'"),
+        ("own_models:", "package.module:function, got 'own_models:'"),
+        ("own_models:number", "must be a torch.nn.Module or a fedtailor model, got int."),
+        ("own_models:Table", "raised TypeError"),
+        ("own_models:Half", "raised TypeError"),
+        ("own_models:half", "got Half (without init, features, head)."),
+        ("own_models:fails", "the call own_models:fails((4,), 3) raised ZeroDivisionError: no luck."),
+        ("own_models:softmax", "the module 'own_models:softmax' cannot be used as a model"),
+    ],
+)
+def test_a_users_function_that_cannot_be_used_is_explained(spec, told):
+    error = refused(spec)
+    assert error.key == "model.name" and told in error.message and error.message.endswith(".")
+    assert not error.message.endswith("..")
+
+
+@pytest.mark.usefixtures("own")
+def test_options_of_a_users_function_are_checked():
+    error = refused("own_models:small", {"widht": 3})
+    assert error.key == "model.widht" and "did you mean 'width'?" in error.message
+    error = refused("own_models:small", {"width": -3})
+    assert "own_models:small((4,), 3, width=-3) raised" in error.message
+
+
+def test_errors_of_a_users_function_keep_their_cause(own):
+    with pytest.raises(ConfigError) as caught:
+        build_model("own_models:fails", (4,), 3)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)

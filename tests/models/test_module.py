@@ -1,0 +1,298 @@
+"""A user's module as a model: same function, groups, own initialization, threads, stacks of clients."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedtailor.core.federation import ExampleSet
+from fedtailor.core.local import classification_loss, train
+from fedtailor.core.rng import new_key
+from fedtailor.core.task import Task, Training
+from fedtailor.models.module import from_module
+
+SHAPE = (3, 8, 8)
+
+
+class Network(nn.Module):
+    """Convolution, batch and group normalization, dropout of both kinds, a head that is not the last attribute."""
+
+    def __init__(self, rate=0.0, momentum=0.1):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8, momentum=momentum)
+        self.classifier = nn.Linear(16, 5)
+        self.act = nn.ReLU(inplace=True)
+        self.drop = nn.Dropout2d(rate)
+        self.group = nn.GroupNorm(2, 8)
+        self.linear = nn.Linear(8 * 16, 16)
+        self.last = nn.Dropout(rate)
+
+    def forward(self, x):
+        x = self.group(self.drop(self.act(self.norm(self.conv(x)))))
+        return self.classifier(self.last(self.act(self.linear(F.max_pool2d(x, 2).flatten(1)))))
+
+
+def wrapped(module, **options):
+    return from_module(module, input_shape=options.pop("input_shape", SHAPE), num_classes=5, **options)
+
+
+def inputs(count, seed=0):
+    return torch.randn(count, *SHAPE, generator=torch.Generator().manual_seed(seed))
+
+
+def features(model, params, x, *, training=True, key=None, weight=None):
+    weight = torch.ones(len(x)) if weight is None else weight
+    return model.features(params, x, weight=weight, key=key or new_key(0), training=training)
+
+
+def test_groups_and_norm_follow_the_layers():
+    model = wrapped(Network())
+    assert list(model.groups.items())[:9] == [
+        ("conv.weight", "body"),
+        ("conv.bias", "body"),
+        ("norm.weight", "body"),
+        ("norm.bias", "body"),
+        ("norm.running_mean", "buffer"),
+        ("norm.running_var", "buffer"),
+        ("norm.num_batches_tracked", "buffer"),
+        ("classifier.weight", "head"),
+        ("classifier.bias", "head"),
+    ]
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    assert model.norm == {f"norm.{name}" for name in ("weight", "bias", *statistics)} | {"group.weight", "group.bias"}
+    assert list(model.shapes) == list(model.groups) and model.feature_dim == 16
+    params = model.init(new_key(0))
+    assert {name: tuple(value.shape) for name, value in params.items()} == model.shapes
+    assert {value.dtype for value in params.values()} == {torch.get_default_dtype()}
+
+
+def test_evaluation_equals_the_module(float64):
+    module = Network(rate=0.5)
+    module(inputs(4))  # statistics that are not the initial ones
+    module.eval()
+    model = wrapped(module)
+    params = model.values()
+    z, buffers = features(model, params, inputs(6), training=False)
+    torch.testing.assert_close(model.head(params, z), module(inputs(6)), rtol=0, atol=1e-13)
+    assert buffers == {} and z.shape == (6, 16)
+
+
+def test_the_users_module_is_left_alone():
+    module = Network(rate=0.5).train()
+    before, modules = copy.deepcopy(module.state_dict()), list(module.modules())
+    generator = torch.get_rng_state()
+    model = wrapped(module)
+    params = model.init(new_key(0))
+    features(model, params, inputs(4))
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert list(module.modules()) == modules and module.training
+    assert torch.equal(torch.get_rng_state(), generator), "the user's stream of random numbers moved"
+
+
+def test_parameters_fit_the_users_module(float64):
+    model, module = wrapped(Network()), Network().eval()
+    params = model.init(new_key(4))
+    module.load_state_dict(params)
+    z, _ = features(model, params, inputs(3), training=False)
+    torch.testing.assert_close(model.head(params, z), module(inputs(3)), rtol=0, atol=1e-13)
+
+
+def test_initialization_is_keyed_and_the_layers_own():
+    model = wrapped(Network())
+    first, again, other = (model.init(new_key(seed)) for seed in (0, 0, 1))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["conv.weight"], other["conv.weight"])
+    assert 0.9 / 27**0.5 < first["conv.weight"].abs().max() <= 1 / 27**0.5
+    assert torch.equal(first["norm.weight"], torch.ones(8)) and torch.equal(first["norm.running_var"], torch.ones(8))
+    torch.set_default_dtype(torch.float64)
+    try:
+        double = model.init(new_key(0))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(double[name].float(), first[name]) and double[name].dtype == torch.float64 for name in first)
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.full((4,), 3.0))
+
+    def forward(self, x):
+        return x * self.factor
+
+
+class Opinionated(nn.Sequential):
+    def reset_parameters(self):
+        nn.init.constant_(self[1].weight, 0.25)
+
+
+def test_own_reset_has_the_last_word_and_layers_without_one_keep_their_values():
+    model = wrapped(Opinionated(Scale(), nn.Linear(4, 6), nn.Linear(6, 5)), input_shape=(4,))
+    params = model.init(new_key(0))
+    assert torch.equal(params["0.factor"], torch.full((4,), 3.0))
+    assert torch.equal(params["1.weight"], torch.full((6, 4), 0.25))
+
+
+class Pieces(nn.Module):
+    """A frozen layer, a constant buffer, a layer used twice under two names, and an own head name."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.register_buffer("shift", torch.arange(4.0))
+        self.first = nn.Linear(4, 4)
+        self.second = self.first
+        self.out = nn.Linear(4, 5, bias=False)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.second(torch.tanh(self.first(self.frozen(x) + self.shift)))))
+
+
+def test_frozen_parameters_and_other_buffers_are_constants(float64):
+    module = Pieces()
+    model = wrapped(module, input_shape=(4,), head="out")
+    assert list(model.groups) == ["first.weight", "first.bias", "out.weight"]
+    params, x = model.init(new_key(0)), torch.randn(3, 4)
+    module.load_state_dict({**params, "second.weight": params["first.weight"]}, strict=False)
+    module.first.bias.data.copy_(params["first.bias"])
+    logits = model.head(params, features(model, params, x, training=False)[0])
+    torch.testing.assert_close(logits, module(x), rtol=0, atol=1e-14)
+
+
+def test_a_single_linear_layer_is_all_head():
+    model = wrapped(nn.Linear(4, 5), input_shape=(4,))
+    assert model.groups == {"weight": "head", "bias": "head"} and model.feature_dim == 4
+    z, _ = features(model, model.init(new_key(0)), torch.ones(2, 4))
+    assert torch.equal(z, torch.ones(2, 4))
+
+
+def test_lazy_layers_take_their_shapes():
+    model = wrapped(nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(5)))
+    assert model.shapes["0.weight"] == (4, 3, 3, 3) and model.shapes["2.weight"] == (5, 144)
+
+
+def test_gradients_equal_the_modules(float64):
+    module = Network().train()
+    model, x, y = wrapped(module), inputs(6), torch.arange(6) % 5
+    params = model.values()
+    trained = {name: value for name, value in params.items() if model.groups[name] != "buffer"}
+
+    def loss(trained):
+        everything = {**params, **trained}
+        return F.cross_entropy(model.head(everything, features(model, everything, x)[0]), y)
+
+    gradients = torch.func.grad(loss)(trained)
+    F.cross_entropy(module(x), y).backward()
+    for name, reference in module.named_parameters():
+        torch.testing.assert_close(gradients[name], reference.grad, rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_stacked_clients_equal_a_loop(momentum, float64):
+    model = wrapped(Network(rate=0.4, momentum=momentum))
+    clients = [model.init(new_key(0, client=client)) for client in range(3)]
+    keys = [new_key(0, client=client) for client in range(3)]
+    x = torch.stack([inputs(5, seed) for seed in range(3)])
+    weight = torch.ones(3, 5)
+    weight[1, 3:] = 0
+
+    def loss(params, x, weight, key):
+        z, buffers = model.features(params, x, weight=weight, key=key, training=True)
+        return (model.head(params, z).square().sum(1) * weight).sum(), (z, buffers)
+
+    program = torch.func.grad(loss, has_aux=True)
+    stacked = {name: torch.stack([client[name] for client in clients]) for name in clients[0]}
+    numbers = tuple(torch.stack([key[i] for key in keys]) for i in range(4))
+
+    def one(params, x, weight, numbers):
+        return program(params, x, weight, keys[0]._replace(**dict(zip(("seed", "round", "client", "step"), numbers))))
+
+    gradients, (z, buffers) = torch.func.vmap(one)(stacked, x, weight, numbers)
+    for client in range(3):
+        expected = program(clients[client], x[client], weight[client], keys[client])
+        torch.testing.assert_close(z[client], expected[1][0], rtol=0, atol=1e-12)
+        for name, value in expected[0].items():
+            torch.testing.assert_close(gradients[name][client], value, rtol=1e-10, atol=1e-12)
+        for name, value in expected[1][1].items():
+            torch.testing.assert_close(buffers[name][client], value, rtol=0, atol=1e-12)
+
+
+def test_training_a_stack_of_uneven_clients_equals_one_by_one(float64):
+    model = wrapped(Network(rate=0.3))
+    task = Task(model, 5, SHAPE)
+    x, y = inputs(20).contiguous(memory_format=torch.channels_last), torch.arange(20) % 5
+    index = torch.arange(20).view(2, 10)
+    weight = torch.ones(2, 10)
+    weight[1, 3:] = 0  # batches of 3 rows beside batches of 4
+    training = Training(lr=0.1, momentum=0.5, epochs=2, batch_size=4)
+
+    def program(index, weight, client):
+        key = new_key(0)._replace(client=client)
+        params = model.init(new_key(0))
+        return train(
+            task, classification_loss, params, data=ExampleSet(x, y, index, weight), key=key, training=training
+        ).params
+
+    stacked = torch.func.vmap(program)(index, weight, torch.arange(2))
+    for client in range(2):
+        for name, value in program(index[client], weight[client], torch.tensor(client)).items():
+            torch.testing.assert_close(stacked[name][client], value, rtol=0, atol=1e-12)
+    assert stacked["norm.num_batches_tracked"].tolist() == [6, 2]
+
+
+def test_the_first_call_of_a_thread_may_be_within_transforms(float64):
+    model = wrapped(Pieces(), input_shape=(4,))  # its constants must not be caught by the transform
+    params, x = model.init(new_key(0)), torch.randn(3, 2, 4)
+
+    def loss(params, x):
+        return features(model, params, x)[0].sum() + sum(value.sum() for value in model.init(new_key(0)).values())
+
+    def work():
+        batched.append(torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(params, x))
+        single.extend(torch.func.grad(loss)(params, x[client]) for client in range(3))
+        plain.append(features(model, params, x[0])[0])
+
+    batched, single, plain = [], [], []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(plain) == 1
+    for client in range(3):
+        for name in params:
+            torch.testing.assert_close(batched[0][name][client], single[client][name], rtol=0, atol=1e-12)
+
+
+def test_threads_with_different_parameters_do_not_meet():
+    model = wrapped(Network(rate=0.3))
+    clients = [model.init(new_key(0, client=client)) for client in range(2)]
+    expected = [[features(model, p, inputs(4, step), training=bool(step % 2)) for step in range(2)] for p in clients]
+    start, wrong = threading.Barrier(2), []
+
+    def work(client):
+        start.wait()
+        for step in list(range(2)) * 40:
+            z, buffers = features(model, clients[client], inputs(4, step), training=bool(step % 2))
+            same = all(torch.equal(value, expected[client][step][1][name]) for name, value in buffers.items())
+            if not same or not torch.equal(z, expected[client][step][0]):
+                wrong.append((client, step))
+
+    threads = [threading.Thread(target=work, args=(client,)) for client in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_models_survive_being_sent_to_a_process():
+    model = wrapped(Network())
+    params = model.init(new_key(0))
+    expected = features(model, params, inputs(2))[0]
+    sent = pickle.loads(pickle.dumps(model))
+    assert torch.equal(features(sent, params, inputs(2))[0], expected)
+    assert all(torch.equal(a, b) for a, b in zip(sent.init(new_key(0)).values(), params.values()))

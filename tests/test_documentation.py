@@ -1,0 +1,95 @@
+"""What README and docs tell a reader to type works as written."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedtailor.cli import main
+from fedtailor.config import make_config
+from fedtailor.experiment import assemble
+from fedtailor.terminal import _NEXT
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def commands():
+    """Return every command line of fedtailor in the pages, and those that the demo suggests."""
+    lines = [line for page in PAGES for block in blocks(page, "console") for line in block.splitlines()]
+    inline = [text for page in PAGES for text in re.findall(r"`(fedtailor [^`]*)`", page.read_text())]
+    return [line.strip() for line in [*lines, *inline, *_NEXT] if re.match(r"\s*(\.venv/bin/)?fedtailor ", line)]
+
+
+RUNNABLE = sorted({line.partition("  (")[0].partition("#")[0].strip() for line in commands() if "[" not in line})
+
+
+def test_there_are_commands_to_test():
+    assert len(RUNNABLE) >= 8
+
+
+@pytest.mark.parametrize("line", RUNNABLE)
+def test_commands_work_as_written(line, tmp_path, monkeypatch, capsys):
+    if "package.module" in line:
+        pytest.skip("a placeholder")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiment.toml").write_text(blocks(ROOT / "docs" / "running.md", "toml")[0])
+    arguments = shlex.split(line)[1:]
+    if arguments[0] == "run" and "--help" not in arguments:
+        arguments += ["--rounds", "1"]  # as written but for its length
+    if arguments == ["demo"]:
+        pytest.skip("the demo has a test of its own")
+    assert main(arguments) == 0, capsys.readouterr().err
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = [
+        line.split()[1]
+        for page in PAGES
+        for block in blocks(page, "console")
+        for line in block.splitlines()
+        if line.startswith("make ")
+    ]
+    assert {"demo", "test"} <= set(targets)
+    assert all(f"\n{target}:" in makefile for target in targets)
+
+
+def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (example,) = blocks(ROOT / "README.md", "python")
+    exec(compile(example, "README.md", "exec"), {})
+    accuracy, rest = capsys.readouterr().out.split("\n", 1)
+    assert 0 < float(accuracy) <= 1 and "accuracy" in rest
+
+
+def test_the_configuration_example_is_valid():
+    for page in PAGES:
+        for block in blocks(page, "toml"):
+            assemble(make_config(tomllib.loads(block)), 0)
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_locks_agree_with_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    def names(lines):
+        return {re.split(r"[<>=!\[ ]", line)[0].lower().replace("_", "-") for line in lines if line[:1].isalpha()}
+
+    run, test = ((ROOT / name).read_text().splitlines() for name in ("requirements.lock", "requirements-test.lock"))
+    assert names(project["dependencies"]) <= names(run)
+    assert names(project["optional-dependencies"]["test"]) <= names(test)
+    for line in (*run, *test):
+        assert not line[:1].isalpha() or re.fullmatch(r"[\w.-]+==[\w.]+", line), f"not an exact version: {line}"

@@ -1,0 +1,48 @@
+"""What a user may import from the package, and that importing it is free."""
+
+import subprocess
+import sys
+
+import pytest
+
+import fedtailor
+
+PUBLIC = {
+    "Algorithm",
+    "ClientUpdate",
+    "Config",
+    "Each",
+    "FedtailorError",
+    "Field",
+    "Mean",
+    "Sum",
+    "Task",
+    "Training",
+    "__version__",
+    "load_config",
+    "make_config",
+    "read_run",
+    "run",
+}
+
+
+def test_exported_names():
+    assert set(fedtailor.__all__) == PUBLIC
+    assert set(dir(fedtailor)) >= PUBLIC
+    for name in PUBLIC:
+        assert getattr(fedtailor, name) is not None
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        fedtailor.nothing  # noqa: B018
+
+
+def test_every_public_name_has_a_docstring():
+    for name in PUBLIC - {"__version__"}:
+        assert getattr(fedtailor, name).__doc__, name
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = "import sys, fedtailor; print([m for m in ('torch', 'numpy', 'rich', 'typer') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
