@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="list the runs and whether they have a record")
     parser.add_argument("--json", action="store_true", help="print each new record as one line of JSON")
     arguments = parser.parse_args()
+    RESULTS.mkdir(exist_ok=True)
     for world, algorithm in RUNS:
         name = f"{world}-{algorithm}"
         path = RESULTS / f"{name}.json"

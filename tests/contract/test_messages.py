@@ -66,6 +66,17 @@ def test_bytes_are_those_of_the_leaves(algorithm, model):
         assert report.bytes_down == 4 * (sum(down) - sum(packed)) * len(report.cohort)
 
 
+@cases("steps")
+def test_gradient_steps_are_reported(algorithm, model):
+    """Tables print the steps spent, which come from the metric ``steps``: two epochs of batches of 5 at least."""
+    sizes = {client: len(split.train) for client, split in enumerate(world(model).splits)}
+    for report in oracle(algorithm, model).reports:
+        steps = report.metrics["steps"]
+        assert set(steps) == set(report.cohort) == {0, 1, 2, 3, 4, 6}
+        assert all(count >= 2 * -(-sizes[client] // 5) for client, count in steps.items())
+        assert report.steps >= sum(steps.values())
+
+
 @cases("structure", models=("mlp", "module"))
 def test_structures_are_stable_over_rounds(algorithm, model, monkeypatch):
     seen = watch(monkeypatch, ALGORITHMS[algorithm])

@@ -6,12 +6,12 @@ from torch import nn
 
 from both_ways import key_of
 from fedtailor.core.federation import ExampleSet
-from fedtailor.core.local import classification_loss, cross_entropy, train
+from fedtailor.core.local import classification_loss, cross_entropy, predict_logits, train
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import LossOutput, Task, Training
 from fedtailor.models.module import from_module
 from plain_torch import fit, module_of, params_of, planned
-from worlds import federation, module, perceptron
+from worlds import convolutional, federation, module, perceptron
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -134,6 +134,25 @@ def test_batch_normalization_equals_pytorch():
     state = {name: value.double() for name, value in layers.state_dict().items()}
     assert set(state) == set(trained.params)
     assert_equal_to_torch(trained.params, state)
+
+
+def test_convolutions_equal_plain_autograd():
+    """The tight loop keeps images and kernels channels last in one buffer; the numbers are those of plain tensors."""
+    task, training = convolutional(), TRAININGS["everything"]
+    world = federation(task)
+    data, params = world.data(4).train, start(task)
+    found = train(task, classification_loss, params, data=data, key=key_of(4), training=training).params
+    values, speed = dict(params), {name: torch.zeros_like(value) for name, value in params.items()}
+    x, y = data.x[data.rows].contiguous(), data.labels()
+    for rows in planned(14, key_of(4), training):
+        leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+        nn.functional.cross_entropy(predict_logits(task, leaves, x[rows]), y[rows]).backward()
+        norm = sum(leaf.grad.square().sum() for leaf in leaves.values()).sqrt()
+        for name, leaf in leaves.items():
+            gradient = leaf.grad * min(1.0, training.clip_norm / (float(norm) + 1e-6)) + training.weight_decay * leaf
+            speed[name] = training.momentum * speed[name] + gradient.detach()
+            values[name] = values[name] - training.lr * speed[name]
+    assert_equal_to_torch(found, values)
 
 
 def running_loss(task, params, context, batch, key):

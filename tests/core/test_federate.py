@@ -7,6 +7,7 @@ import torch
 
 from contract.runs import Recording, assert_same_bits, run
 from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.fedavg_ft import FedAvgFT
 from fedtailor.algorithms.local import Local
 from fedtailor.core import tree
 from fedtailor.core.errors import ConfigError
@@ -197,6 +198,12 @@ def test_metrics_are_recorded_by_client(world):
     assert report.metrics["steps"] == {0: 1.0, 1: 1.0, 2: 1.0, 3: 2.0, 4: 3.0, 6: 5.0}
     assert report.steps == 13 and set(report.metrics["loss"]) == set(ABLE)
     assert set(report.seconds) == {"train", "aggregate", "evaluate"}
+
+
+def test_steps_count_the_personalization_after_the_last_round(world):
+    """Five epochs of fine-tuning for every client that has examples, new ones too; earlier evaluations are free."""
+    reports = run(FedAvgFT(training=TRAINING), Reference(), world).reports
+    assert [report.steps for report in reports] == [13, 13 + 5 * (13 + 2)]
 
 
 def test_rounds_come_one_by_one(world):

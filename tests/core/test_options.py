@@ -22,6 +22,7 @@ class Section:
     flag: bool = True
     name: str = "x"
     kind: Literal["sgd", "adam"] = "sgd"
+    level: Literal[1, 2] = 1
     limit: int | None = None
     bounded: Annotated[int, Range(ge=0)] | None = None
     either: int | str = 1
@@ -66,6 +67,8 @@ BAD = [
     ("kind", "rmsprop", "one of 'sgd', 'adam', got 'rmsprop'"),
     ("kind", "SGD", "one of 'sgd', 'adam', got 'SGD'"),
     ("kind", 0, "one of 'sgd', 'adam', got 0"),
+    ("level", True, "one of 1, 2, got True"),
+    ("level", 2.0, "one of 1, 2, got 2.0"),
     ("limit", 1.5, "a whole number or nothing, got 1.5"),
     ("limit", False, "a whole number or nothing, got False"),
     ("either", None, "a whole number or text, got None"),

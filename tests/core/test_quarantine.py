@@ -18,7 +18,11 @@ from fedtailor.engines.workers import Workers
 from probes import FedPAC, FedRep
 from worlds import Planned, federation, perceptron
 
-pytestmark = pytest.mark.usefixtures("float64")
+pytestmark = [
+    pytest.mark.usefixtures("float64"),
+    # programs that fail for one client branch on data, so they cannot be stacked
+    pytest.mark.filterwarnings("ignore:engine .batched. runs clients one by one:RuntimeWarning"),
+]
 
 TRAINING = Training(lr=0.1, epochs=1, batch_size=5)
 FAULTY, ROUND = 4, 2
@@ -138,6 +142,34 @@ def test_stacked_clients_are_not_spoiled(world, fault):
             assert torch.allclose(leaf, tree.paths(found.reports[-1].personal[client])[path], rtol=0, atol=1e-12)
 
 
+NONSENSE = {
+    "nothing": lambda update: None,
+    "no state": lambda update: update._replace(state=None),
+    "no upload": lambda update: update._replace(upload=None),
+    "a metric per class": lambda update: update._replace(metrics={"loss": torch.zeros(3)}),
+    "a metric that is no number": lambda update: update._replace(metrics={"loss": "low"}),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nonsense(FedRep):
+    kind: Literal["nothing", "no state", "no upload", "a metric per class", "a metric that is no number"]
+
+    def local_update(self, task, download, state, data, key):
+        update = super().local_update(task, download, state, data, key)
+        return NONSENSE[self.kind](update) if bool((key.client == FAULTY) & (key.round == ROUND)) else update
+
+
+@pytest.mark.parametrize("kind", NONSENSE)
+def test_whatever_a_client_returns_only_that_client_is_lost(world, kind):
+    broken = run(Nonsense(training=TRAINING, kind=kind), Reference(), world, rounds=3)
+    absent = run(FedRep(training=TRAINING), Reference(), world, rounds=3, participation=without_faulty())
+    events = broken.reports[1].events
+    assert [(event["kind"], event["client"]) for event in events] == [("quarantine", FAULTY)] and events[0]["reason"]
+    for client, personal in absent.reports[-1].personal.items():
+        assert_same_bits(broken.reports[-1].personal[client], personal)
+
+
 @dataclass(frozen=True, kw_only=True)
 class AllFail(FedRep):
     fault: Literal["nan upload", "raise"] = "raise"
@@ -191,3 +223,20 @@ def test_an_evaluation_that_fails_for_all_ends_the_run(world):
     with pytest.raises(ClientError, match="client 0, personalize, round 1: every client failed") as caught:
         run(FailsLater(training=TRAINING, all=True), Reference(), world, rounds=1)
     assert isinstance(caught.value.__cause__, Broken) and caught.value.stage == "personalize"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diverges(FedRep):
+    def personalize(self, task, download, state, data, key):
+        model = super().personalize(task, download, state, data, key)
+        return {name: torch.where(key.client == FAULTY, float("nan"), value) for name, value in model.items()}
+
+
+@pytest.mark.parametrize("engine", [Reference(), Batched(3)], ids=lambda engine: engine.name)
+def test_a_model_that_is_not_finite_is_scored_named_and_not_kept(world, engine):
+    report = run(Diverges(training=TRAINING), engine, world, rounds=1).reports[0]
+    personalized = next(e for e in report.evaluations if (e.point, e.clients) == ("personalized", "known"))
+    assert personalized.ids == list(range(7)) and personalized.scores[FAULTY].class_correct.sum() == 0
+    assert sorted(report.personal) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert [(e["kind"], e["client"]) for e in report.events] == [("skipped", 5), ("failed", FAULTY)]
+    assert "not finite" in report.events[1]["reason"]

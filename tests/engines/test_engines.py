@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple, get_args, get_type_hints
 
 import pytest
@@ -71,6 +72,7 @@ def faulty(task, common, row):
     return total(task, common, row)
 
 
+@pytest.mark.filterwarnings("ignore:engine .batched. runs clients one by one:RuntimeWarning")
 @every_engine
 def test_a_failing_client_fails_alone(engine):
     outputs = engine.map(faulty, COMMON, jobs())
@@ -191,6 +193,7 @@ def test_outputs_do_not_share_memory():
         assert len(storages) == len(outputs)
 
 
+@pytest.mark.filterwarnings("ignore:engine .batched. runs clients one by one:RuntimeWarning")
 def test_rows_of_other_structure_run_one_by_one():
     """States may differ in shape where tasks do; such clients cannot be stacked, but they can be run."""
     odd = job(3)
@@ -234,3 +237,13 @@ def test_padding_has_weight_zero():
     stacked = batched._stack([job(2).row, job(4).row])
     assert stacked.train.rows.tolist() == [[1, 2, 0, 0], [1, 2, 3, 4]]
     assert stacked.train.weight.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+
+
+def test_a_program_that_cannot_be_stacked_runs_one_by_one_with_a_warning():
+    def program(task, common, row):
+        return row * 2 if float(row) > 0 else row  # branches on data
+
+    task = SimpleNamespace(model=None)
+    jobs = [Job(client, task, torch.tensor(float(client)), 1) for client in range(3)]
+    with pytest.warns(RuntimeWarning, match="engine 'batched' runs clients one by one"):
+        assert [float(output) for output in Batched(3).map(program, (), jobs)] == [0.0, 2.0, 4.0]

@@ -47,7 +47,7 @@ class FedAvg(Algorithm[Params, tuple[()], Params]):
         trained = train(task, classification_loss, download.shared, data=data.train, key=key, training=self.training)
         upload = {"model": Mean(trained.params, data.info.num_train)}
         metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ClientUpdate(state, dict(upload), personal=trained.params, metrics=metrics)
+        return ClientUpdate(state, upload, personal=trained.params, metrics=metrics)
 
     def aggregate(self, server: Params, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Params, tuple[()]]:
         """Take the mean."""

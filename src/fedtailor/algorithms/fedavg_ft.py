@@ -62,7 +62,7 @@ class FedAvgFT(Algorithm[Params, tuple[()], FineTuned]):
         trained = train(task, classification_loss, download.shared, data=data.train, key=key, training=self.training)
         metrics = {"steps": trained.steps, "loss": trained.loss}
         upload = {"model": Mean(trained.params, data.info.num_train)}
-        return ClientUpdate(state, dict(upload), personal=FineTuned(trained.params, trained.steps), metrics=metrics)
+        return ClientUpdate(state, upload, personal=FineTuned(trained.params, trained.steps), metrics=metrics)
 
     def aggregate(self, server: Params, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Params, tuple[()]]:
         """Take the mean."""

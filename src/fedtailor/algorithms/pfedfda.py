@@ -166,7 +166,7 @@ class PFedFDA(Algorithm[Global, State, Personal]):
             "feature_scale": shared.covariance.diagonal().sqrt().mean(),
         }
         personal = self._personal(trained.params, means, cov, prior, beta)
-        return ClientUpdate(State(beta), dict(upload), personal=personal, metrics=metrics)
+        return ClientUpdate(State(beta), upload, personal=personal, metrics=metrics)
 
     def aggregate(self, server: Global, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Global, tuple[()]]:
         """Take the means."""

@@ -129,7 +129,9 @@ class _Loop:
         return report
 
     def _cohort(self, report: RoundReport, ids: Sequence[int]) -> Cohort:
-        return Cohort(torch.tensor(ids), self.federation.population, report.round, self.protocol.rounds)
+        return Cohort(
+            torch.tensor(ids, dtype=torch.int64), self.federation.population, report.round, self.protocol.rounds
+        )
 
     def _train(self, report: RoundReport) -> dict[int, Upload]:
         """Train the clients of a round; keep the states of sound clients, return the sound uploads."""
@@ -258,11 +260,15 @@ def _problem(output: Any, messages: Any) -> str | None:
     """Return why a client's round must not be used."""
     if isinstance(output, Failure):
         return _describe(output)
-    state, upload, _, _ = output
+    state, upload, metrics, _ = output
     reason = problem_with(upload, messages)
-    if reason is None and not _all_finite(state):
-        reason = "client state: values that are not finite"
-    return reason
+    try:
+        if reason is None and not _all_finite(state):
+            reason = "client state: values that are not finite"
+    except TypeError as error:
+        reason = f"client state: {error}"
+    odd = [name for name, value in metrics.items() if not isinstance(value, Tensor) or value.dim() != 0]
+    return reason or (f"metric '{odd[0]}' is not a single number" if odd else None)
 
 
 def _all_finite(value: tree.Tree) -> bool:

@@ -44,7 +44,7 @@ class Each(NamedTuple):
     value: tree.Tree
 
 
-Upload = dict[str, Mean | Sum | Each]
+Upload = Mapping[str, Mean | Sum | Each]
 
 
 @dataclass(frozen=True, kw_only=True)

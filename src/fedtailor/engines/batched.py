@@ -6,6 +6,7 @@ Clients are sorted by size and cut into blocks; within a block example lists are
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import tree
-from fedtailor.core.engine import Job, Program, Ragged
+from fedtailor.core.engine import Failure, Job, Program, Ragged
 from fedtailor.engines.reference import one_thread, run_job
 
 
@@ -49,12 +50,19 @@ class Batched:
 
 
 def _run_block(program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
-    """Run one block; if it fails, run its clients one by one, so that only the faulty one fails."""
+    """Run one block; if it fails, run its clients one by one, so that only the faulty one fails.
+
+    If then none fails, the program cannot be stacked: that is slow, not wrong, so it is a warning.
+    """
     try:
         stacked = _stack([job.row for job in jobs])
         output = torch.func.vmap(partial(program, jobs[0].task), in_dims=(None, 0))(common, stacked)
-    except Exception:
-        return [run_job(program, common, job) for job in jobs]
+    except Exception as reason:  # whatever a client's program raises
+        outputs = [run_job(program, common, job) for job in jobs]
+        if not any(isinstance(output, Failure) for output in outputs):
+            message = f"engine 'batched' runs clients one by one, because they cannot be stacked: {reason}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return outputs
     return [tree.map(torch.clone, row) for row in tree.unstack(output, len(jobs))]
 
 

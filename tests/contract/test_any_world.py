@@ -1,0 +1,58 @@
+"""Random federations, training sections and cohorts: padded stacks agree with the loop."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from contract.runs import Padded, assert_close_runs, run
+from contract.subjects import ALGORITHMS, FULL
+from fedtailor.core.participation import Participation
+from fedtailor.core.task import Training
+from fedtailor.engines.batched import Batched
+from fedtailor.engines.reference import Reference
+from worlds import federation, perceptron
+
+sizes = st.lists(st.sampled_from([0, 1, 2, 3, 4, 6, 10, 17, 30]), min_size=1, max_size=6).filter(any)
+trainings = st.builds(
+    Training,
+    lr=st.just(0.05),
+    momentum=st.sampled_from([0.0, 0.5]),
+    weight_decay=st.sampled_from([0.0, 0.1]),
+    epochs=st.integers(0, 3),
+    steps=st.sampled_from([0, 0, 4]),
+    batch_size=st.sampled_from([0, 1, 5, 50]),
+    drop_last=st.booleans(),
+    clip_norm=st.sampled_from([0.0, 0.5]),
+)
+plans = st.sampled_from(
+    [
+        Participation(),
+        Participation(plan="bernoulli", probability=0.6, full_last_round=False),
+        Participation(plan="fixed", count=1),
+    ]
+)
+VARIANTS = {
+    "fedavg_ft": [{"finetune": "head"}, {"finetune_epochs": 1}],
+    "local": [{"train": "cohort"}],
+    "pfedfda": [{"beta": "multi"}, {"beta": "none"}, {"evaluate_drop_last": True}],
+}
+"""Options worth trying besides the defaults."""
+
+
+@settings(
+    max_examples=40 if FULL else 4,
+    deadline=None,
+    derandomize=not FULL,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_any_world(algorithm, data):
+    options = data.draw(st.sampled_from([{}, *VARIANTS.get(algorithm, [])]))
+    one = ALGORITHMS[algorithm](training=data.draw(trainings), **options)
+    world = federation(perceptron(), data.draw(sizes), data.draw(st.lists(st.sampled_from([0, 1, 5]), max_size=2)))
+    engine = Padded(Batched(data.draw(st.sampled_from([1, 2, 32]))))
+    plan, seed = data.draw(plans), data.draw(st.integers(0, 9))
+    runs = [run(one, how, world, participation=plan, seed=seed) for how in (Reference(), engine)]
+    assert_close_runs(*runs, tolerance=1e-11)
+    assert [report.events for report in runs[0].reports] == [report.events for report in runs[1].reports]
