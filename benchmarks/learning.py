@@ -77,15 +77,30 @@ def run_one(world: str, algorithm: str, data_dir: str) -> dict[str, Any]:
     """Run one configuration and return its record."""
     from fedtailor.config import make_config
     from fedtailor.experiment import run
+    from fedtailor.records import read_run
 
     values = configuration(world, algorithm, data_dir)
     about = machine()
     with tempfile.TemporaryDirectory() as folder:
         result = run(make_config(values), out=Path(folder) / "run")
+        result["diagnostics"] = diagnostics(read_run(Path(folder) / "run"))
     del values["data"]["dir"], result["run"]  # where they lie on this machine is no result
     about["load_after"] = os.getloadavg()[0]
     result["seconds"]["per_round"] = result["seconds"]["train"] / result["rounds"]
     return {"benchmark": "learning", "world": world, "variant": algorithm, "machine": about, "config": values, **result}
+
+
+def diagnostics(run: Any) -> dict[str, dict[str, float]]:
+    """Return means over clients: training metrics of the last round but one, and numbers of the final models."""
+    last = max(record["round"] for record in run.rounds)
+    final = [line["diagnostics"] for line in run.clients if line["round"] == last and line.get("diagnostics")]
+    names = sorted({name for numbers in final for name in numbers})
+    means = {name: sum(numbers[name] for numbers in final) / len(final) for name in names}
+    zero = {
+        f"{name}_is_0": sum(numbers[name] == 0 for numbers in final) / len(final) for name in names if "beta" in name
+    }
+    training = next(record["metrics"] for record in run.rounds if record["round"] == max(last - 1, 1))
+    return {"training": training, "personalized": {**means, **zero}}
 
 
 def main() -> None:
