@@ -83,7 +83,16 @@ def run_one(world: str, algorithm: str, data_dir: str) -> dict[str, Any]:
     about = machine()
     with tempfile.TemporaryDirectory() as folder:
         result = run(make_config(values), out=Path(folder) / "run")
-        result["diagnostics"] = diagnostics(read_run(Path(folder) / "run"))
+        written = read_run(Path(folder) / "run")
+    result["diagnostics"] = diagnostics(written)
+    kinds = [event["kind"] for event in written.events]
+    result["events"] = {kind: kinds.count(kind) for kind in ("quarantine", "failed", "skipped")}
+    result["provenance"] = {
+        "commit": written.provenance["commit"],
+        "versions": written.provenance["versions"],
+        "data_sha256": written.provenance["data"]["sha256"],
+        "split_sha256": written.provenance["split_sha256"],
+    }
     del values["data"]["dir"], result["run"]  # where they lie on this machine is no result
     about["load_after"] = os.getloadavg()[0]
     result["seconds"]["per_round"] = result["seconds"]["train"] / result["rounds"]

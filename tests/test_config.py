@@ -51,6 +51,13 @@ def test_resolved_configurations_are_complete_and_stable():
     assert again.algorithm == parts.algorithm
 
 
+def test_values_that_toml_lacks_are_left_out():
+    config = make_config({"algorithm": {"knob": None, "other": 1}, "model": {"options": {"hidden": None, "deep": 2}}})
+    written = tomllib.loads(to_toml(config))
+    assert written["algorithm"] == {"name": "pfedfda", "preset": "reference", "other": 1}
+    assert written["model"]["options"] == {"deep": 2}
+
+
 def test_auto_is_resolved():
     parts = assemble(make_config({"data": {"clients": 3}}), 0)
     assert parts.config.engine.name == "workers"

@@ -16,7 +16,7 @@ NO_TORCH = {"core.errors", "core.options"}
 PARTS = {"core", "algorithms", "models", "data", "engines", "flower", "privacy"}
 
 MAY_USE = {
-    "__init__": {"core", "config", "experiment", "records"},
+    "__init__": {"core", "config", "experiment", "models", "records"},
     "__main__": {"cli"},
     "core": set(),
     "algorithms": {"core"},
@@ -30,7 +30,7 @@ MAY_USE = {
     "report": {"atomic", "records"} | NO_TORCH,
     "config": {"core", "data", "engines"},
     "summary": {"core"},
-    "provenance": {"engines"},
+    "provenance": {"data", "engines"},
     "catalog": {"provenance"} | PARTS,
     "experiment": {"config", "summary", "provenance", "atomic", "records"} | PARTS,
     "demo": {"config", "experiment", "records"},

@@ -19,6 +19,7 @@ PUBLIC = {
     "Task",
     "Training",
     "__version__",
+    "from_module",
     "load_config",
     "make_config",
     "read_run",

@@ -62,6 +62,13 @@ def test_the_state_says_how_a_run_ended(tmp_path):
     assert read_run(tmp_path / "1").status["reason"] == "broken"
 
 
+def test_a_run_of_several_seeds_counts_no_rounds_of_its_own(tmp_path):
+    with RunFolder(tmp_path / "run", config=CONFIG, provenance={}, several_seeds=True) as folder:
+        assert read_run(folder.path).status == {"state": "running"}
+        folder.finish({})
+    assert read_run(folder.path).status == {"state": "finished"}
+
+
 def test_a_torn_end_is_ignored(tmp_path):
     folder = new_folder(tmp_path / "run")
     folder.add_round({"round": 1}, clients=[{"round": 1, "client": 3}])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedtailor.core.task import Task as Task
     from fedtailor.core.task import Training as Training
     from fedtailor.experiment import run as run
+    from fedtailor.models.module import from_module as from_module
     from fedtailor.records import read_run as read_run
 
 _HOMES = {
@@ -37,6 +38,7 @@ _HOMES = {
     "Sum": "core.message",
     "Task": "core.task",
     "Training": "core.task",
+    "from_module": "models.module",
     "load_config": "config",
     "make_config": "config",
     "read_run": "records",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -89,7 +90,7 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     participation: Annotated[str, typer.Option(help="Clients per round: 0.3, all, fixed(10) or bernoulli(0.3).")] = "",
     seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
-    seeds: Annotated[str, typer.Option(help="Several seeds, such as 0,1,2: one run each.")] = "",
+    seeds: Annotated[str | None, typer.Option(help="Several seeds, such as 0,1,2: one run each.")] = None,
     engine: Annotated[str, typer.Option(help="How clients are run (see: fedtailor list engines).")] = "",
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option, such as training.lr=0.05.")
@@ -160,21 +161,69 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: default: those of the process.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    before = _interrupt_on_termination()
+    with _Signals() as signals:
+        code, error = _call(arguments)
+        signals.over = True
+        if signals.came and not isinstance(error, _Interrupted):
+            # whatever a library or the parser made of it: an exception of its own, or an exit code
+            error = _Interrupted("interrupted.")
+        if error is None:
+            return code
+        try:
+            return _report(error, as_json="--json" in arguments)
+        except BrokenPipeError:  # Ctrl-C in a pipeline ends its reader too
+            _drop_output()
+            return _translate(error).exit_code
+
+
+def _call(arguments: list[str]) -> tuple[int, BaseException | None]:
+    """Run a command line; return its exit code, or what it raised."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            return int(app(arguments, prog_name="fedtailor", standalone_mode=False) or 0)
+            return int(app(arguments, prog_name="fedtailor", standalone_mode=False) or 0), None
     except BrokenPipeError:  # whoever read our output has gone: nobody to talk to
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        _drop_output()
+        return 1, None
+    except SystemExit as end:  # rich and the parser meet a closed pipe with it
+        return end.code if isinstance(end.code, int) else 1, None
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        return _report(error, as_json="--json" in arguments)
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+        return 1, error
+
+
+def _drop_output() -> None:
+    """Send the rest of stdout nowhere, so that flushing it at exit does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Signals:
+    """Turns Ctrl-C and a request to terminate into ``KeyboardInterrupt``, and remembers that one came.
+
+    Remembering matters: what is raised while a library is imported may come out as another exception.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        self.over = False  # once only the report is left to do, which a further signal must not cut off
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():  # handlers cannot be set elsewhere
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # ignored on purpose, as in a background job
+                    self._before[number] = signal.signal(number, self._interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        if not self.over:
+            raise KeyboardInterrupt
 
 
 class _Interrupted(RunError):
@@ -188,7 +237,9 @@ def _make_config(path: str, named: dict[str, Any], assignments: Sequence[str]) -
     """Build the configuration from a file, the named options, and assignments, which win in this order."""
     from fedtailor.config import load_config, make_config, parse_assignment, parse_value
 
-    overrides = [(key, value) for key, value in named.items() if value not in ("", None)]
+    if named["seed"] is not None and named["seeds"] is not None:
+        raise UsageError("give --seed or --seeds, not both.", key="seeds")
+    overrides = [(key, value) for key, value in named.items() if value is not None and (value != "" or key == "seeds")]
     for position, (key, value) in enumerate(overrides):
         if key == "federation.participation":
             overrides[position] = (key, parse_value(value))
@@ -246,15 +297,3 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     from fedtailor.terminal import say
 
     say(f"warning: {message}", style="yellow")
-
-
-def _interrupt_on_termination() -> Any:
-    """Treat a request to terminate like Ctrl-C, so that a run can say so in its folder; return what was done before."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        return signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread
-        return None

@@ -179,7 +179,10 @@ def parse_value(text: str) -> Any:
 
 
 def to_toml(config: Config) -> str:
-    """Write a configuration with every value, so that reading it gives an equal one."""
+    """Write a configuration with every value, so that reading it gives an equal one.
+
+    None, which TOML cannot write, is left out.
+    """
     values: dict[str, Any] = {}
     if len(config.seeds) == 1:
         values["seed"] = config.seeds[0]
@@ -188,7 +191,7 @@ def to_toml(config: Config) -> str:
     for name in SECTIONS:
         values[name] = dataclasses.asdict(getattr(config, name))
     values["algorithm"] |= values["algorithm"].pop("options")
-    return tomli_w.dumps(values)
+    return tomli_w.dumps(_without_none(values))
 
 
 def as_options(cls: type[Any], values: Mapping[str, Any], *, section: str) -> dict[str, Any]:
@@ -200,6 +203,11 @@ def as_options(cls: type[Any], values: Mapping[str, Any], *, section: str) -> di
     hints = typing.get_type_hints(cls, include_extras=True)
     tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return {name: check_value(value, hints[name], key=f"{section}.{name}") for name, value in tuples.items()}
+
+
+def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in table.items() if value is not None}
+    return {name: _without_none(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
 def _section(name: str, values: Any) -> Any:

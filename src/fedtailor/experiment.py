@@ -17,7 +17,7 @@ from fedtailor.config import AlgorithmOptions, Config, ModelOptions, as_options,
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine
-from fedtailor.core.errors import unknown_name
+from fedtailor.core.errors import DataError, unknown_name
 from fedtailor.core.federate import RoundReport, federate
 from fedtailor.core.federation import Federation
 from fedtailor.core.metrics import per_client
@@ -27,7 +27,7 @@ from fedtailor.data.build import DividedData, build, split_record, to_federation
 from fedtailor.data.dataset import Dataset
 from fedtailor.engines import build_engine
 from fedtailor.models import build_model, default_model
-from fedtailor.provenance import describe
+from fedtailor.provenance import describe, describe_data
 
 
 class Progress(Protocol):
@@ -102,7 +102,8 @@ def run(
     if len(config.seeds) == 1:
         return run_seed(parts, path, progress)
     everything = dataclasses.replace(parts.config, seeds=config.seeds)
-    with records.RunFolder(path, config=to_toml(everything), provenance=_provenance(parts)) as folder:
+    config_text, provenance = to_toml(everything), _provenance(parts)
+    with records.RunFolder(path, config=config_text, provenance=provenance, several_seeds=True) as folder:
         results = []
         for seed in config.seeds:
             if seed != parts.config.seeds[0]:
@@ -154,6 +155,7 @@ def assemble(config: Config, seed: int, *, dataset: Dataset | None = None) -> Pa
     model_name = config.model.name or default_model(shape)
     model = build_model(model_name, shape, num_classes, config.model.options)
     federation = to_federation(divided, Task(model, num_classes, shape))
+    _refuse_untrainable(config, federation)
     resolved = dataclasses.replace(
         config,
         seeds=(seed,),
@@ -165,6 +167,18 @@ def assemble(config: Config, seed: int, *, dataset: Dataset | None = None) -> Pa
     warning = type(algorithm).preset_warnings.get(config.algorithm.preset)
     notes = [*([warning] if warning else []), *divided.notes]
     return Parts(resolved, algorithm, federation, engine, protocol, divided, notes)
+
+
+def _refuse_untrainable(config: Config, federation: Federation) -> None:
+    """Check that somebody can train: a run in which nobody does would end with models as they began."""
+    if not any(len(federation.splits[client].train) for client in federation.known):
+        section = config.data
+        raise DataError(
+            f"no client has a training example: lower data.clients ({section.clients}) or data.test_share "
+            f"({section.test_share:g}), or raise data.fraction ({section.fraction:g}).",
+            key="data.clients",
+            got=section.clients,
+        )
 
 
 def make_algorithm(config: Config) -> Algorithm[Any, Any, Any]:
@@ -210,12 +224,18 @@ def _run_rounds(parts: Parts, folder: records.RunFolder, progress: Progress) -> 
     """Run all rounds, write each as it ends, and the models after the last; return the result."""
     config, federation = parts.config, parts.federation
     history: list[dict[str, Any]] = []
+    events: list[list[dict[str, Any]]] = []
+    took_part: set[int] = set()
     for report in federate(parts.algorithm, federation, parts.engine, parts.protocol, seed=config.seeds[0]):
         record = summary.round_record(report, federation)
         folder.add_round(record, clients=summary.client_records(report, federation), events=report.events)
+        for sentence in summary.event_sentences(report):
+            progress.note(sentence)
         progress.round(record)
         history.append(record)
-        _write_models(parts, folder, report)
+        events.append(report.events)
+        took_part |= summary.trained_clients(report, federation, parts.algorithm.who_trains)
+        _write_models(parts, folder, report, took_part)
     metrics, new_clients = summary.final_metrics(history[-1])
     return {
         "run": str(folder.path),
@@ -227,18 +247,19 @@ def _run_rounds(parts: Parts, folder: records.RunFolder, progress: Progress) -> 
         "metrics": metrics,
         **({"new_clients": new_clients} if new_clients else {}),
         **summary.totals(history),
+        "events": summary.count_events(events),
         "engine": parts.engine.name,
         "device": "cpu",
     }
 
 
-def _write_models(parts: Parts, folder: records.RunFolder, report: RoundReport) -> None:
-    """Write every client's personal model with its card."""
+def _write_models(parts: Parts, folder: records.RunFolder, report: RoundReport, took_part: set[int]) -> None:
+    """Write every client's personal model with its card; ``took_part``: who trained and was not left out."""
     config, federation = parts.config, parts.federation
     scored = {
         client: per_client(scores)
         for evaluation in report.evaluations
-        if evaluation.point == "personalized"
+        if evaluation.point == "personalized" and evaluation.test_set == "clients"
         for client, scores in zip(evaluation.ids, evaluation.scores, strict=True)
     }
     for client, personal in report.personal.items():
@@ -251,7 +272,7 @@ def _write_models(parts: Parts, folder: records.RunFolder, report: RoundReport) 
             "seed": config.seeds[0],
             "round": report.round,
             "adaptation": parts.algorithm.adaptation,
-            "took_part": client in federation.known,
+            "took_part": client in took_part,
             "input_shape": list(federation.common_task.input_shape),
             "num_classes": federation.common_task.num_classes,
             "class_names": list(federation.class_names),
@@ -269,19 +290,7 @@ def _resolved(section: AlgorithmOptions, algorithm: Algorithm[Any, Any, Any]) ->
 
 def _provenance(parts: Parts) -> dict[str, Any]:
     """Return where the result comes from."""
-    dataset = parts.divided.dataset
-    data = {
-        "dataset": dataset.name,
-        "sha256": dataset.digest,
-        "sources": dict(dataset.sources),
-        "subset": dataset.subset,
-        "reader_tested_on": dataset.tested_on,
-        "license": dataset.license,
-        "citation": dataset.citation,
-    }
     split = split_record(parts.divided, parts.config.data)
-    where = {
-        "engine": parts.engine.name,
-        "device": "cpu",
-    }
+    data = describe_data(parts.divided.dataset)
+    where = {"engine": parts.engine.name, "device": "cpu"}
     return {**describe(), "data": data, "split_sha256": split["split_sha256"], "notes": parts.notes, **where}

@@ -9,9 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fedtailor
+
+if TYPE_CHECKING:
+    from fedtailor.data.dataset import Dataset
 
 _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "safetensors")
 
@@ -23,6 +26,19 @@ def describe() -> dict[str, Any]:
         "versions": versions(),
         "commit": commit(),
         "machine": machine(),
+    }
+
+
+def describe_data(dataset: Dataset) -> dict[str, Any]:
+    """Return which data was used, and where it came from."""
+    return {
+        "dataset": dataset.name,
+        "sha256": dataset.digest,
+        "sources": dict(dataset.sources),
+        "subset": dataset.subset,
+        "reader_tested_on": dataset.tested_on,
+        "license": dataset.license,
+        "citation": dataset.citation,
     }
 
 

@@ -54,8 +54,10 @@ class RunFolder:
     As a context manager it keeps the state honest: what ends the block early makes it ``interrupted`` or ``failed``.
     """
 
-    def __init__(self, path: Path, *, config: str, provenance: Record) -> None:
+    def __init__(self, path: Path, *, config: str, provenance: Record, several_seeds: bool = False) -> None:
         """Make the folder with its configuration (TOML) and provenance.
+
+        A folder of several seeds has no rounds of its own: its status counts none.
 
         Raises:
             ConfigError: something is there already.
@@ -68,6 +70,7 @@ class RunFolder:
             raise unwritable(path, reason) from reason
         self.path = path
         self.rounds_done = 0
+        self._several_seeds = several_seeds
         self.set_state("running")
         write_whole(path / "provenance.json", to_json(provenance, indent=2) + "\n")
         write_whole(path / "experiment.toml", config)
@@ -87,7 +90,8 @@ class RunFolder:
 
     def set_state(self, state: State, reason: str = "") -> None:
         """Write ``status.json``: the state, the rounds done, and why a run failed."""
-        status = {"state": state, "rounds_done": self.rounds_done, **({"reason": reason} if reason else {})}
+        done = {} if self._several_seeds else {"rounds_done": self.rounds_done}
+        status = {"state": state, **done, **({"reason": reason} if reason else {})}
         write_whole(self.path / "status.json", to_json(status) + "\n")
 
     def write_split(self, split: Record) -> None:

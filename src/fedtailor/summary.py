@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedtailor.core.federate import Evaluation, RoundReport
@@ -11,6 +12,7 @@ from fedtailor.core.federation import Federation
 from fedtailor.core.metrics import per_client, recall, summarize
 
 Record = dict[str, Any]
+_EVENTS = {"quarantine": "upload{s} left out", "failed": "client{s} failed", "skipped": "client{s} skipped"}
 
 
 def round_record(report: RoundReport, federation: Federation) -> Record:
@@ -52,13 +54,17 @@ def client_records(report: RoundReport, federation: Federation) -> list[Record]:
 
 
 def final_metrics(record: Record) -> tuple[Record, Record]:
-    """Return the metrics by evaluation point of a round's record: of the known clients, and of the new ones."""
+    """Return the metrics by evaluation point of a round's record: of the known clients, and of the new ones.
+
+    Those of personalized models on validation examples are under ``validation``.
+    """
     known: Record = {}
     new: Record = {}
     for evaluation in record["evaluations"]:
         place = known if evaluation["clients"] == "known" else new
         labels = {name: evaluation[name] for name in ("adaptation", "test_set")}
-        place[evaluation["point"]] = {**labels, "round": record["round"], **evaluation["metrics"]}
+        name = evaluation["point"] if evaluation["test_set"] == "clients" else "validation"
+        place[name] = {**labels, "round": record["round"], **evaluation["metrics"]}
     return known, new
 
 
@@ -69,13 +75,43 @@ def totals(history: Sequence[Record]) -> Record:
     return {"seconds": seconds, "bytes": moved, "steps": sum(record["steps"] for record in history)}
 
 
+def count_events(reports: Iterable[Sequence[Mapping[str, Any]]]) -> dict[str, int]:
+    """Return the number of events of each kind in the events of several rounds."""
+    found = Counter(event["kind"] for events in reports for event in events)
+    return {kind: found[kind] for kind in _EVENTS}
+
+
+def event_sentences(report: RoundReport) -> list[str]:
+    """Say what happened to clients in a round: one sentence per kind, with the first reason."""
+    sentences = []
+    for kind, words in _EVENTS.items():
+        found = [event for event in report.events if event["kind"] == kind]
+        if found:
+            what = f"{len(found)} {words.format(s='' if len(found) == 1 else 's')}"
+            more = "; ..." if len(found) > 1 else ""
+            first = f"client {found[0]['client']}: {found[0]['reason'].rstrip('.')}"
+            sentences.append(f"round {report.round}: {what} ({first}{more})")
+    return sentences
+
+
+def trained_clients(report: RoundReport, federation: Federation, who_trains: str) -> set[int]:
+    """Return the clients that trained in a round, without those whose work was left out."""
+    able = {client for client in federation.known if len(federation.splits[client].train) > 0}
+    trained = able if who_trains == "all" else set(report.cohort)
+    return trained - {event["client"] for event in report.events if event["kind"] == "quarantine"}
+
+
 def average(results: Sequence[Record]) -> Record:
     """Return the mean of results over seeds: every figure, with ``sem`` beside the figures of a metric.
 
-    Counts (seconds, bytes, steps) are means too; what is no number is taken from the first result.
+    Counts (seconds, bytes, steps) are means too, but events are summed: none is lost to rounding. What is no number
+    is taken from the first result.
     """
     first = results[0]
-    return {name: _average([result[name] for result in results]) for name in first}
+    means = {name: _average([result[name] for result in results]) for name in first}
+    if "events" in first:
+        means["events"] = {kind: sum(result["events"][kind] for result in results) for kind in first["events"]}
+    return means
 
 
 def _average(values: Sequence[Any]) -> Any:

@@ -23,11 +23,14 @@ _EXPLAINED = {
     "fedavg_ft": "global model, fine-tuned",
     "pfedfda": "shared body, own classifier",
 }
+_SAME = (  # the demo's own settings, so that what comes out can be compared with it and with docs/demo.md
+    "--rounds 20 --seeds 0,1,2 --set data.fraction=0.25 --set training.momentum=0.5 --set training.weight_decay=5e-4"
+)
 _NEXT = (
     "",
     "Which method wins depends on data and training; docs/demo.md has the numbers. Next:",
-    "  fedtailor run -a pfedfda --rounds 20 --set data.fraction=0.25 --set algorithm.cov_ridge=0.01",
-    "  fedtailor run -a fedavg_ft --rounds 20 --set data.fraction=0.25 --set training.lr=0.1",
+    f"  fedtailor run -a pfedfda {_SAME} --set algorithm.cov_ridge=0.01",
+    f"  fedtailor run -a fedavg_ft {_SAME} --set training.lr=0.1",
     "  fedtailor list algorithms        (or datasets, models, partitions, engines)",
     "  fedtailor run --help",
 )
@@ -81,29 +84,47 @@ def duration(seconds: float) -> str:
 
 def show_result(result: Mapping[str, Any]) -> None:
     """Print the result of a run: one row per evaluation point."""
-    columns = ["model", "mean", "worst\n10 %", "smallest\n10 %", "pooled", "loss", "ECE"]
+    columns = ["model", "clients", "mean", "worst\n10 %", "smallest\n10 %", "pooled", "loss", "ECE"]
     groups = [("", result["metrics"]), (", new clients", result.get("new_clients", {}))]
     rows = [_result_row(point + suffix, metrics) for suffix, points in groups for point, metrics in points.items()]
     seeds = result["seeds"]
     which = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds ± standard error"
-    title = f"{result['algorithm']} on {result['dataset']}: accuracy of {result['clients']} clients in %, {which}"
+    title = f"{result['algorithm']} on {result['dataset']}: accuracy in %, {which}"
     below = f"After round {result['rounds']}, on each client's own test examples."
+    if "validation" in result["metrics"]:
+        below += " validation: the personalized models on validation examples."
     if "personalized" in result["metrics"]:
         below += f" personalized: {result['metrics']['personalized']['adaptation']}."
     table(title, columns, rows, below=below)
     say(f"Scores and a model for every client are in {result['run']}")
+    _warn([result])
 
 
 def _result_row(name: str, metrics: Mapping[str, Any]) -> list[str]:
     accuracy = metrics.get("accuracy")
     if accuracy is None:
-        return [f"{name} (no test examples)", *["-"] * 6]
+        return [f"{name} (no test examples)", "0", *["-"] * 6]
     errors = accuracy.get("sem", {})
     cells = [
         percent(accuracy[figure]) + (f" ± {100 * errors[figure]:.1f}" if figure in errors else "")
         for figure in ("mean", "worst10", "smallest10", "pooled")
     ]
-    return [name, *cells, f"{metrics['loss']['mean']:.3f}", percent(metrics["ece"]["mean"])]
+    return [name, _scored(metrics), *cells, f"{metrics['loss']['mean']:.3f}", percent(metrics["ece"]["mean"])]
+
+
+def _scored(metrics: Mapping[str, Any]) -> str:
+    """Say how many clients the figures are over: a mean over seeds need not be whole."""
+    return f"{metrics['clients']['evaluated']:.1f}".removesuffix(".0")
+
+
+def _warn(results: Sequence[Mapping[str, Any]]) -> None:
+    """Say in one line if clients were left out or failed, and where to read about it."""
+    odd = [result for result in results if result["events"]["quarantine"] or result["events"]["failed"]]
+    if odd:
+        left_out, failed = (sum(result["events"][kind] for result in odd) for kind in ("quarantine", "failed"))
+        where = ", ".join(f"{result['run']}" for result in odd)
+        reasons = "events.jsonl says why"
+        say(f"warning: uploads left out: {left_out}, failures: {failed}; {reasons}, in {where}", style="yellow")
 
 
 def show_demo(results: Sequence[Mapping[str, Any]], seconds: float) -> None:
@@ -116,14 +137,16 @@ def show_demo(results: Sequence[Mapping[str, Any]], seconds: float) -> None:
         cells = [percent(accuracy["mean"]), percent(accuracy["worst10"]), gain, f"{result['steps']:,}"]
         rows.append([result["algorithm"], _EXPLAINED.get(result["algorithm"], personal["adaptation"]), *cells])
     first = results[0]
+    clients = " to ".join(sorted({_scored(result["metrics"]["personalized"]) for result in results}, key=float))
     table(
         "Accuracy of each client's model on its own test examples, in %",
         ["algorithm", "model of a client", "mean", "worst 10 %", "gain over\nlocal", "gradient\nsteps"],
         rows,
         left=2,
-        below=f"Evaluation point: personalized, after round {first['rounds']}; {first['clients']} clients, "
+        below=f"Evaluation point: personalized, after round {first['rounds']}; {clients} clients, "
         f"seed {first['seeds'][0]}; {seconds:.0f} s. Runs: {Path(first['run']).parent}",
     )
+    _warn(results)
     for line in _NEXT:
         say(line.replace("  fedtailor ", f"  {_program()} "))
 
@@ -253,4 +276,5 @@ def _accuracies(evaluation: Mapping[str, Any]) -> str:
     if accuracy is None:
         return ""
     who = " of new clients" if evaluation["clients"] == "new" else ""
-    return f"{evaluation['point']}{who} {percent(accuracy['mean'])} % (worst tenth {percent(accuracy['worst10'])} %)"
+    name = evaluation["point"] if evaluation["test_set"] == "clients" else "validation"
+    return f"{name}{who} {percent(accuracy['mean'])} % (worst tenth {percent(accuracy['worst10'])} %)"

@@ -1,14 +1,18 @@
 """The commands as a user meets them, in process."""
 
 import json
+import signal
 import tomllib
 
 import pytest
+import torch
 
 import fedtailor
-from fedtailor import experiment
+from fedtailor import config, experiment
 from fedtailor.cli import main
+from fedtailor.config import parse_assignment
 from fedtailor.core import federate as core_federate
+from fedtailor.core import tree
 
 SMALL = ["run", "--clients", "4", "--rounds", "2", "--partition", "iid", "--set", "training.epochs=1"]
 
@@ -169,6 +173,83 @@ def test_a_run_that_fails_says_so_in_its_folder(folder, capsys, monkeypatch):
     assert fedtailor.read_run("one").status == {"state": "failed", "rounds_done": 0, "reason": "division by zero"}
 
 
+@pytest.fixture
+def one_client_sends_nonsense(monkeypatch):
+    """Client 1 uploads NaN in every round, and client 2 in the first."""
+    from fedtailor.algorithms.fedavg import FedAvg
+
+    whole = FedAvg.local_update
+
+    def local_update(self, task, download, state, data, key):
+        update = whole(self, task, download, state, data, key)
+        bad = (key.client == 1) | ((key.client == 2) & (key.round == 1))
+        factor = torch.where(bad, torch.nan, 1.0)
+        upload = {
+            name: field._replace(value=tree.map(lambda leaf: leaf * factor, field.value))
+            for name, field in update.upload.items()
+        }
+        return update._replace(upload=upload)
+
+    monkeypatch.setattr(FedAvg, "local_update", local_update)
+
+
+def test_clients_left_out_are_not_passed_over_in_silence(folder, capsys, one_client_sends_nonsense):
+    command = [*SMALL, "-a", "fedavg", "--engine", "reference"]
+    code, out, err = outcome([*command, "--out", "one"], capsys)
+    assert code == 0
+    lines = err.splitlines()
+    first, second = (line for line in lines if line.startswith("note: "))
+    assert first.startswith("note: round 1: 2 uploads left out (client 1: field 'model': ") and first.endswith("; ...)")
+    assert second.startswith("note: round 2: 1 upload left out (client 1: ") and not second.endswith("...)")
+    assert lines[-1] == "warning: uploads left out: 3, failures: 0; events.jsonl says why, in one"
+    run = fedtailor.read_run("one")
+    assert run.result["events"] == {"quarantine": 3, "failed": 0, "skipped": 0}
+    assert [run.model(client)[1]["took_part"] for client in range(4)] == [True, False, True, True]
+    code, out, _ = outcome([*command, "--seeds", "0,1", "--json", "--out", "two"], capsys)
+    assert json.loads(out)["events"] == {"quarantine": 6, "failed": 0, "skipped": 0}
+    assert "rounds_done" not in fedtailor.read_run("two").status
+
+
+def test_who_took_part_is_who_trained(folder):
+    few = [*SMALL, "--participation", "fixed(1)", "--set", "federation.full_last_round=false"]
+    assert main([*few, "--rounds", "1", "-a", "fedavg", "--out", "one"]) == 0
+    run = fedtailor.read_run("one")
+    drawn = run.rounds[0]["cohort"]
+    assert [client for client in range(4) if run.model(client)[1]["took_part"]] == drawn and len(drawn) == 1
+    assert main([*few, "--rounds", "1", "-a", "local", "--out", "two"]) == 0
+    run = fedtailor.read_run("two")
+    assert all(run.model(client)[1]["took_part"] for client in range(4)), "all train, whoever is drawn"
+
+
+def test_the_table_counts_the_clients_that_were_scored(capsys):
+    assert main([*SMALL, "--set", "data.new_clients=1", "-a", "fedavg"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    counts = {tuple(row[:-7]): row[-7] for row in rows if row and row[0] in ("global", "local", "personalized,")}
+    assert counts[("global",)] == counts[("local",)] == "3"
+    assert counts[("personalized,", "new", "clients")] == "1"
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["list", "engines"], [*SMALL, "--out", "one"]], ids=lambda c: c[0])
+@pytest.mark.parametrize("becomes", [KeyboardInterrupt, ImportError], ids=["kept", "turned into another"])
+def test_an_early_interruption_is_one_sentence(command, becomes, capsys, monkeypatch):
+    """A library that is being imported may turn the interruption into an error of its own."""
+    from fedtailor import catalog
+
+    def interrupted(*_, **__):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise becomes("cannot import") from None
+
+    for place, name in ((catalog, "examine"), (catalog, "listing"), (config, "make_config")):
+        monkeypatch.setattr(place, name, interrupted)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    assert outcome(command, capsys) == (6, "", "interrupted.\n")
+    code, out, err = outcome([*command, "--json"], capsys)
+    assert code == 6 and json.loads(out)["error"]["kind"] == "interrupted" and err == ""
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
 def test_demo(folder, capsys, monkeypatch):
     from fedtailor import demo
 
@@ -180,6 +261,14 @@ def test_demo(folder, capsys, monkeypatch):
         assert fedtailor.read_run(f"shown/{name}").status["state"] == "finished"
     assert "gain over" in out and "gradient" in out and "personalized, after round 2" in out
     assert "seed 0" in out and "quarter" in err and "fedtailor run" in err
+    suggested = [line for line in err.splitlines() if "fedtailor run -a" in line]
+    assert len(suggested) == 2
+    for line in suggested:
+        same = ("training.momentum=0.5", "training.weight_decay=5e-4", "data.fraction=0.25")
+        for key, value in map(parse_assignment, same):
+            section, name = key.split(".")
+            assert f"--set {key}=" in line and demo.SETTINGS[section][name] == value
+        assert all(f"--set {assignment} " in line for assignment in same)
     code, out, _ = outcome(["demo", "--json"], capsys)
     assert code == 0
     assert [run["algorithm"] for run in json.loads(out)["runs"]] == list(demo.ALGORITHMS)

@@ -1,6 +1,7 @@
 """Bad input: one clear sentence that names the key, the right exit code, no traceback, nothing half-written."""
 
 import json
+import sys
 
 import pytest
 
@@ -40,6 +41,7 @@ BAD = [
     (setting("training.learning_rate=0.1"), CONFIG, "training.learning_rate"),
     (setting("algorithm.cov_rigde=1"), CONFIG, "cov_ridge"),
     (setting("model.options.hiden=5"), CONFIG, "hidden"),
+    (setting("model.hidden=5"), CONFIG, "unknown option 'model.hidden'. Known in [model]: name, options."),
     (setting("rounds=3"), CONFIG, "rounds"),
     # types
     (setting("training.lr=fast"), CONFIG, "training.lr"),
@@ -56,6 +58,7 @@ BAD = [
     (["run", "--rounds", "-3"], CONFIG, "federation.rounds"),
     (["run", "--clients", "0"], CONFIG, "data.clients"),
     (["run", "--seed", "-1"], CONFIG, "seed"),
+    (["run", "--seed", "9007199254740993"], CONFIG, "<= 9007199254740992, got 9007199254740993."),
     (["run", "--participation", "1.5"], CONFIG, "federation.participation"),
     (["run", "--participation", "0"], CONFIG, "federation.participation"),
     (["run", "--participation", "nan"], CONFIG, "federation.participation"),
@@ -79,6 +82,8 @@ BAD = [
     (setting("engine.block=0"), CONFIG, "engine.block"),
     # combinations and forms
     (["run", "--seed", "1", "--set", "lr"], CONFIG, "section.key=value"),
+    (["run", "--seed", "1", "--seeds", "0,1"], USAGE, "--seeds"),
+    (["run", "--seeds", ""], CONFIG, "seeds"),
     (["run", "--seeds", "1,1"], CONFIG, "seeds"),
     (["run", "--seeds", "a,b"], CONFIG, "seeds"),
     (["run", "--seeds", "0.5"], CONFIG, "seeds"),
@@ -87,6 +92,8 @@ BAD = [
     (["run", "-d", "mnist", "--data-dir", "nowhere"], DATA, "nowhere"),
     (["run", "-d", "cifar10", "--data-dir", "nowhere"], DATA, "nowhere"),
     (["run", "--clients", "5000"], DATA, "5000"),
+    (["run", "--clients", "1797", "--partition", "iid"], DATA, "data.clients (1797)"),
+    (setting("data.test_share=0.999"), DATA, "data.test_share (0.999)"),
     (["run", "--partition", "dirichlet(alpha=0.5, min_size=500)"], DATA, "min_size"),
     (["doctor", "--data-dir", "nowhere"], DATA, "nowhere"),
 ]
@@ -113,6 +120,52 @@ def test_bad_input_is_one_sentence(arguments, code, named, empty, capsys):
     error = json.loads(out)["error"]
     assert error["kind"] == {USAGE: "usage", CONFIG: "config", DATA: "data"}[code]
     assert named in error["message"] and err == ""
+
+
+OWN = """
+import dataclasses
+from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.core.algorithm import Algorithm
+frozen = dataclasses.dataclass(frozen=True, kw_only=True)
+
+@frozen
+class Abstract(Algorithm):
+    def messages(self, task): ...
+
+class Undecorated(FedAvg):
+    knob: int = 3
+
+class OwnInit(FedAvg):
+    def __init__(self, knob=3): ...
+
+@frozen
+class Named(FedAvg):
+    name: str = "mine"
+
+@frozen
+class Retrained(FedAvg):
+    training: int = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("Abstract", "lacks adaptation, aggregate, local_update, personalize, predict."),
+        ("Undecorated", "@dataclass(frozen=True, kw_only=True)"),
+        ("OwnInit", "__init__"),
+        ("Named", "field 'name'"),
+        ("Retrained", "field 'training'"),
+    ],
+)
+def test_an_algorithm_that_cannot_be_run_says_what_is_missing(name, named, empty, capsys, monkeypatch):
+    (empty / "faulty_parts.py").write_text(OWN)
+    monkeypatch.delitem(sys.modules, "faulty_parts", raising=False)
+    monkeypatch.syspath_prepend(str(empty))
+    assert main(["run", "-a", f"faulty_parts:{name}"]) == CONFIG
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1 and named in err and f"faulty_parts:{name}" in err
+    assert not (empty / "runs").exists()
 
 
 def test_enough_kinds_of_bad_input():

@@ -56,6 +56,25 @@ def test_a_signal_ends_a_run_honestly(request_to_end, tmp_path):
     assert run.status["rounds_done"] == len(run.rounds) >= 1
 
 
+@pytest.mark.parametrize("request_to_end", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
+def test_a_signal_while_libraries_are_imported_is_one_sentence(request_to_end, tmp_path):
+    """numpy turns whatever stops its import into an ImportError."""
+    code = f"""
+import os, sys
+from fedtailor.cli import main
+
+class Watch:
+    def find_spec(self, name, *_):
+        if name == "numpy._core.multiarray":
+            os.kill(os.getpid(), {int(request_to_end)})
+
+sys.meta_path.insert(0, Watch())
+sys.exit(main(["doctor"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (6, "", "interrupted.\n")
+
+
 @pytest.mark.parametrize("more", [[], ["--json"]], ids=["table", "json"])
 def test_a_closed_pipe_is_no_traceback(more, tmp_path):
     command = [sys.executable, "-m", "fedtailor", "list", "engines", *more]

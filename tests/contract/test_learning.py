@@ -39,7 +39,7 @@ def test_new_clients_are_onboarded_and_personalized(algorithm, model):
     for client in NEW:
         personal, numbers, scores = found[client]
         assert all(torch.isfinite(leaf).all() for leaf in tree.leaves((personal, numbers, scores)))
-        assert scores.class_total.sum() == len(world(model).test(client).rows)
+        assert scores["clients"].class_total.sum() == len(world(model).test(client).rows)
 
 
 @cases("no_examples", models=("mlp", "module"))

@@ -174,3 +174,15 @@ def test_whole_numbers_among_the_parameters_of_a_step_stay_whole(world, how):
 
 def counting_step(task, params, context, batch, key):
     return StepOutput({"weight": params["weight"] + 1, "steps": params["steps"] + 1})
+
+
+def nested_loss(task, params, context, batch, key):
+    return LossOutput(params["model"]["weight"].sum() * batch.weight.sum(), {"running_mean": torch.zeros(2)})
+
+
+def test_buffers_of_a_nested_model_need_their_path(float64):
+    world = federation(perceptron())
+    start = {"model": {"weight": torch.zeros(2), "running_mean": torch.zeros(2)}}
+    data = world.data(2).train
+    with pytest.raises(TypeError, match="buffer 'running_mean', which is neither in params nor in context"):
+        train(world.common_task, nested_loss, start, data=data, key=key_of(2), training=Training(steps=1))

@@ -5,6 +5,7 @@ import torch
 
 from both_ways import both_ways, key_of, stacked
 from fedtailor.core import tree
+from fedtailor.core.batches import Amount, plan_batches
 from fedtailor.core.local import (
     cached_features,
     classification_loss,
@@ -174,9 +175,24 @@ def test_collected_values(world, collect, training):
         size = len(world.splits[client].train)
         batches = planned(size, key_of(client), training) if size else []
         per_epoch = -(-size // 4) if not training.drop_last else max(size // 4, 1)
-        kept = batches if collect == "all" else batches[(len(batches) - 1) // max(per_epoch, 1) * per_epoch :]
+        kept = batches if collect == "all" else batches[-max(per_epoch, 1) :]
         expected = [int(world.y[world.splits[client].train[row]]) for rows in kept for row in rows]
         assert labels.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("amount", "first"),
+    [
+        (Amount(1, 0, 10, False, 2), 0),
+        (Amount(5, 0, 10, False, 2), 16),
+        (Amount(0, 7, 10, False, 1), 4),
+        (Amount(0, 2, 10, False, 1), 0),
+        (Amount(3, 0, 0, False, 1), 2),
+    ],
+)
+def test_the_last_epoch_is_as_many_steps_as_an_epoch_has(amount, first):
+    """30 examples: 3 batches of 10 an epoch, which are 2 steps of two batches."""
+    assert plan_batches(torch.ones(30), (0, 0, 0, 0, 0), amount).last_epoch == first
 
 
 def test_collected_values_are_those_before_the_step(world):

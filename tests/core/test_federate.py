@@ -10,7 +10,7 @@ from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavg_ft import FedAvgFT
 from fedtailor.algorithms.local import Local
 from fedtailor.core import tree
-from fedtailor.core.errors import ConfigError
+from fedtailor.core.errors import ConfigError, RunError
 from fedtailor.core.federate import Evaluation, Protocol, federate
 from fedtailor.core.participation import Participation
 from fedtailor.core.rng import new_key
@@ -237,3 +237,30 @@ def test_no_new_clients(world):
     assert known_only.population == 9
     report = run(FedAvg(training=TRAINING), Reference(), known_only, rounds=1).reports[0]
     assert ("personalized", "new") not in points(report)
+
+
+def test_a_run_in_which_nobody_ever_delivers_is_an_error(float64):
+    world = federation(perceptron())
+    diverges = FedAvg(training=Training(lr=1e300, epochs=2))
+    with pytest.raises(
+        RunError, match=r"round 1: the work of none of the \d+ clients can be used; client \d+: field 'model'"
+    ):
+        list(federate(diverges, world, Reference(), Protocol(rounds=3), seed=0))
+
+
+def test_validation_examples_are_scored_on_their_own(float64):
+    world = federation(perceptron())
+    splits = [
+        split._replace(train=split.train[: len(split.train) // 2 + 1], val=split.train[len(split.train) // 2 + 1 :])
+        for split in world.splits
+    ]
+    protocol = Protocol(rounds=1)
+    runs = [
+        list(federate(FedAvg(), one, Reference(), protocol, seed=0))[-1].evaluations
+        for one in (world, replace(world, splits=splits))
+    ]
+    points = [[(one.point, one.test_set) for one in evaluations] for evaluations in runs]
+    assert ("personalized", "validation") not in points[0] and ("personalized", "validation") in points[1]
+    validation = next(one for one in runs[1] if one.test_set == "validation")
+    counts = [float(scores.class_total.sum()) for scores in validation.scores]
+    assert counts == [len(splits[client].val) for client in validation.ids]

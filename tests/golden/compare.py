@@ -114,7 +114,7 @@ def assert_evaluation(visit, world, client, body, expected, constants, tolerance
     given = PFedFDA().predict(world.common_task, personal, torch.from_numpy(x))
     harness.assert_close(given, logits, tolerance)
     assert given.argmax(1).tolist() == logits.argmax(1).tolist()
-    assert_scores(scores, logits, y, tolerance)
+    assert_scores(scores["clients"], logits, y, tolerance)
 
 
 def assert_scores(scores, expected, y, tolerance):

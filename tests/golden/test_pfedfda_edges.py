@@ -114,7 +114,7 @@ def test_a_client_with_damaged_data_changes_nothing_for_the_others(monkeypatch, 
             first, second = (run.visit(round, "personalize", client) for run in (damaged, alone))
             assert_same_bits(first.shared, second.shared)
             assert_same_bits(first.output, second.output)
-    assert float(damaged.visit(2, "personalize", 2).output[2].class_correct.sum()) == 0
+    assert float(damaged.visit(2, "personalize", 2).output[2]["clients"].class_correct.sum()) == 0
 
 
 @pytest.mark.parametrize("mode", ["single", "multi"])

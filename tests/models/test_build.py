@@ -1,5 +1,6 @@
 """Models by name and by a user's function."""
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import fedtailor.models
 from fedtailor.core.errors import ConfigError
@@ -14,6 +16,7 @@ from fedtailor.core.rng import new_key
 from fedtailor.models import MODELS, build_model, default_model
 
 OWN = """
+import fedtailor
 import torch
 from torch import nn
 from fedtailor.models.mlp import mlp
@@ -36,6 +39,11 @@ class Table(nn.Module):
 
     def forward(self, x):
         return x + self.table
+
+def pretrained(input_shape, num_classes):
+    module = nn.Linear(4, num_classes)
+    nn.init.constant_(module.weight, 0.5)
+    return fedtailor.from_module(module, input_shape=input_shape, num_classes=num_classes, init="given")
 
 def half(input_shape, num_classes):
     return Half()
@@ -109,7 +117,7 @@ def test_unknown_names_and_options_suggest_the_nearest():
     error = refused("cifar-cnn")
     assert error.key == "model.name" and "did you mean 'cifar_cnn'?" in error.message and error.allowed == list(MODELS)
     error = refused("mlp", {"hiden": 3})
-    assert error.key == "model.hiden" and error.allowed == ["hidden"]
+    assert error.key == "model.options.hiden" and error.allowed == ["hidden"]
     assert error.message == "unknown option 'hiden' of model 'mlp'; did you mean 'hidden'? Known: hidden."
     error = refused("cifar_cnn", {"hidden": 3}, shape=(3, 32, 32))
     assert error.message == "unknown option 'hidden' of model 'cifar_cnn'. It takes none."
@@ -133,6 +141,31 @@ def test_what_a_users_function_draws_is_the_same_at_every_site():
     again = build_model("own_models:Random", (4,), 3).init(new_key(1))
     assert torch.equal(first["0.table"], again["0.table"]) and first["0.table"].abs().min() > 0
     assert not torch.equal(first["1.weight"], again["1.weight"])
+
+
+@pytest.mark.usefixtures("own")
+def test_a_users_function_may_keep_the_weights_of_its_module():
+    for seed in (0, 1):
+        params = build_model("own_models:pretrained", (4,), 3).init(new_key(seed))
+        assert torch.equal(params["weight"], torch.full((3, 4), 0.5))
+
+
+def test_the_documented_functions_work(tmp_path, monkeypatch):
+    page = Path(__file__).parents[2] / "docs" / "running.md"
+    (example,) = re.findall(
+        r"```python\n(.*?)```", page.read_text().partition("## Your own network")[2], flags=re.DOTALL
+    )
+    (tmp_path / "my_models.py").write_text(example)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    try:
+        assert build_model("my_models:network", (1, 8, 8), 10, {"width": 20}).feature_dim == 20
+        weights = nn.Linear(64, 100)
+        torch.save(weights.state_dict(), "weights.pt")
+        params = build_model("my_models:pretrained", (1, 8, 8), 10).init(new_key(3))
+    finally:
+        sys.modules.pop("my_models", None)
+    assert torch.equal(params["1.weight"], weights.weight) and torch.equal(params["1.bias"], weights.bias)
 
 
 @pytest.mark.usefixtures("own")
@@ -162,7 +195,7 @@ def test_a_users_function_that_cannot_be_used_is_explained(spec, told):
 @pytest.mark.usefixtures("own")
 def test_options_of_a_users_function_are_checked():
     error = refused("own_models:small", {"widht": 3})
-    assert error.key == "model.widht" and "did you mean 'width'?" in error.message
+    assert error.key == "model.options.widht" and "did you mean 'width'?" in error.message
     error = refused("own_models:small", {"width": -3})
     assert "own_models:small((4,), 3, width=-3) raised" in error.message
 

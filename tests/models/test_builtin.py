@@ -182,9 +182,9 @@ def test_too_small_images_are_refused_with_the_size_needed(name, shape, smallest
 
 @pytest.mark.parametrize("hidden", [0, -1, 2.5, True])
 def test_the_hidden_width_is_checked(hidden):
-    with pytest.raises(ConfigError, match=r"model\.hidden must be") as caught:
+    with pytest.raises(ConfigError, match=r"model\.options\.hidden must be") as caught:
         build_model("mlp", (4,), 3, {"hidden": hidden})
-    assert caught.value.key == "model.hidden"
+    assert caught.value.key == "model.options.hidden"
 
 
 @pytest.mark.parametrize("name", ["emnist_cnn", "cifar_cnn", "mlp"])

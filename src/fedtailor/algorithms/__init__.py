@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from fedtailor.core.errors import unknown_name
@@ -29,7 +31,7 @@ def load_algorithm(name: str) -> type[Algorithm[Any, Any, Any]]:
     """Return the class of an algorithm: a name of the table, or a user's ``package.module:Class``.
 
     Raises:
-        ConfigError: the name is unknown, the module cannot be imported, or the class is no algorithm.
+        ConfigError: the name is unknown, the module cannot be imported, or the class is no algorithm that can be run.
     """
     if ":" not in name and name not in TABLE:
         raise unknown_name("algorithm", name, TABLE, key="algorithm.name")
@@ -41,4 +43,24 @@ def load_algorithm(name: str) -> type[Algorithm[Any, Any, Any]]:
         raise refuse_target(
             f"algorithm '{target}' is not a subclass of fedtailor.Algorithm", name, key="algorithm.name"
         )
+    problem = _problem_with(found, [base for base in found.__mro__ if issubclass(base, Algorithm)][:-1])
+    if problem:
+        raise refuse_target(f"algorithm '{target}' {problem}", name, key="algorithm.name")
     return found
+
+
+def _problem_with(cls: type[Any], classes: list[type[Any]]) -> str:
+    """Return why an algorithm cannot be run, or nothing; ``classes`` are it and its bases below ``Algorithm``."""
+    if inspect.isabstract(cls):
+        return f"lacks {', '.join(sorted(cls.__abstractmethods__))}"
+    for base in classes:
+        own = [name for name, kind in inspect.get_annotations(base).items() if "ClassVar" not in str(kind)]
+        if own and "__dataclass_params__" not in vars(base):
+            return f"has fields, but '{base.__name__}' lacks the decorator @dataclass(frozen=True, kw_only=True)"
+        taken = sorted({"name", "preset", "training"} & set(own))
+        if taken:
+            return f"has a field '{taken[0]}', a name that [algorithm] needs itself: choose another one"
+    expected = [field.name for field in dataclasses.fields(cls) if field.init]
+    if list(inspect.signature(cls).parameters) != expected:
+        return "has an __init__ of its own: leave it out, and declare options as fields of a frozen dataclass"
+    return ""

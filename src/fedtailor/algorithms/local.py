@@ -4,7 +4,7 @@ Messages: none, in either direction; a new client must know only how many rounds
 
 Deviations: trains in every round by default; the experiments of pFedFDA train it only in the rounds in which
 the client is drawn (``train = "cohort"``). The number of gradient steps differs accordingly and is recorded. A client
-that never took part trains for the epochs of all rounds so far, in one phase (momentum does not start anew).
+that never took part trains as much as the others on average, in one phase (momentum does not start anew each round).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedtailor.core.task import Params, Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local(Algorithm[tuple[()], Params, Params]):
+class Local(Algorithm[Tensor, Params, Params]):
     """Training without collaboration: the baseline that personalization must beat."""
 
     train: Literal["all", "cohort"] = "all"
@@ -49,16 +49,27 @@ class Local(Algorithm[tuple[()], Params, Params]):
         """Start from the common initialization."""
         return task.model.init(key.common("model"))
 
-    def broadcast(self, server: tuple[()], cohort: Cohort) -> Tensor:
-        """Return the number of rounds so far."""
-        return torch.tensor(cohort.round)
+    def init_server(self, task: Task, key: Key) -> Tensor:
+        """Count the rounds that a client trained on average, (); all that the server knows."""
+        return torch.zeros(())
+
+    def broadcast(self, server: Tensor, cohort: Cohort) -> Tensor:
+        """Return the number of rounds, rounded."""
+        return server.round().long()
 
     def onboard(self, task: Task, download: Download, info: ClientInfo, data: ClientData, key: Key) -> Params:
         """Train from the common initialization for the same budget as the others."""
-        start = self.init_client(task, info, key)
-        budget = download.shared * self.training.epochs
+        rounds: Tensor = download.shared
+        by_steps = self.training.steps > 0
         trained = train(
-            task, classification_loss, start, data=data.train, key=key, training=self.training, epochs=budget
+            task,
+            classification_loss,
+            self.init_client(task, info, key),
+            data=data.train,
+            key=key,
+            training=self.training,
+            epochs=None if by_steps else rounds * self.training.epochs,
+            steps=rounds * self.training.steps if by_steps else None,
         )
         params: Params = trained.params
         return params
@@ -69,11 +80,10 @@ class Local(Algorithm[tuple[()], Params, Params]):
         metrics = {"steps": trained.steps, "loss": trained.loss}
         return ClientUpdate(trained.params, {}, personal=trained.params, metrics=metrics)
 
-    def aggregate(
-        self, server: tuple[()], received: Mapping[str, Reduced], cohort: Cohort
-    ) -> tuple[tuple[()], tuple[()]]:
-        """Do nothing."""
-        return (), ()
+    def aggregate(self, server: Tensor, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Tensor, tuple[()]]:
+        """Count the round."""
+        share = 1.0 if self.train == "all" else len(cohort.ids) / cohort.population
+        return server + share, ()
 
     def personalize(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> Params:
         """Return the client's own model."""

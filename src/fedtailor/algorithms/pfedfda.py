@@ -20,6 +20,9 @@ Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P
   the multiples of 2^-12 from a coarse grid down, with one matrix decomposition per fold; the smallest beta of a tie.
 * Initial means are uniform in [0, 1] as C; P says spherical Gaussian, which suits rectified features worse.
 * Statistics use the features of all epochs, taken before each step, as C; so both folds share examples.
+* Training drops the last, shorter batch in C; here ``training.drop_last`` decides, and is off by default.
+* Linear systems are solved by an eigendecomposition, which gives the solution of smallest norm where C's least squares
+  would; with the shrinkage of 1e-4 there is only one.
 * Evaluation uses all training examples; C drops the last, shorter batch (``evaluate_drop_last``). Only there, and as
   C, a class with fewer than ``evaluate_min_class_count`` examples takes its mean from the server.
 * The projection to the nearest positive definite matrix is skipped where a ridge makes it the identity.

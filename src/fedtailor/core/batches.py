@@ -31,7 +31,7 @@ class Plan(NamedTuple):
 
     batches: list[Tensor]
     last_epoch: int
-    """First batch of the last epoch."""
+    """First batch of the last epoch: of as many last steps as an epoch has."""
 
 
 def plan_batches(weight: Tensor, key: tuple[int, int, int, int, int], amount: Amount) -> Plan:
@@ -57,7 +57,8 @@ def plan_batches(weight: Tensor, key: tuple[int, int, int, int, int], amount: Am
         order = torch.from_numpy(present[np.argsort(words, kind="stable")])
         batches.extend(order[start * size : (start + 1) * size] for start in range(per_epoch))
         epoch += 1
-    return Plan(batches[:needed], (epoch - 1) * per_epoch)
+    last_steps = -(-per_epoch // amount.per_step)
+    return Plan(batches[:needed], max(steps - last_steps, 0) * amount.per_step)
 
 
 def take(table: Tensor, rows: Tensor) -> Tensor:

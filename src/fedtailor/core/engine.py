@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from fedtailor.core.task import Task
@@ -48,3 +50,14 @@ class Engine(Protocol):
 
         ``common`` is the same for all clients, ``job.row`` differs.
         """
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Use one intra-op thread: results then do not depend on the number of cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -13,14 +13,20 @@ from torch import Tensor
 
 from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import Algorithm
-from fedtailor.core.engine import Engine, Failure, Job, Program
-from fedtailor.core.errors import ClientError
+from fedtailor.core.engine import Engine, Failure, Job, Program, one_thread
 from fedtailor.core.federation import Cohort, Federation
-from fedtailor.core.message import Upload, download_bytes, problem_with, reduce_field, upload_bytes
+from fedtailor.core.message import Upload, download_bytes, reduce_field, upload_bytes
 from fedtailor.core.metrics import Scores
 from fedtailor.core.options import Range, check_options
 from fedtailor.core.participation import Participation
 from fedtailor.core.programs import Common, make_row, personalize_program, score_program, train_program
+from fedtailor.core.soundness import (
+    all_finite,
+    describe,
+    problem_with_output,
+    refuse_total_failure,
+    refuse_total_quarantine,
+)
 
 Point = Literal["global", "local", "personalized"]
 
@@ -54,7 +60,8 @@ class Evaluation:
     clients: Literal["known", "new"]
     ids: list[int]
     scores: list[Scores]
-    test_set: Literal["clients", "complete"] = "clients"
+    test_set: Literal["clients", "validation"] = "clients"
+    """The clients' own test examples, or their validation examples."""
     diagnostics: dict[str, dict[int, float]] = field(default_factory=dict)
     """Number by name and client."""
 
@@ -87,9 +94,12 @@ def federate(
         RunError: the work of every client of a round failed.
     """
     protocol.participation.check(federation.population)
-    loop = _Loop(algorithm, federation, engine, protocol, seed)
+    with one_thread():  # the server's arithmetic, too, must not depend on the number of cores
+        loop = _Loop(algorithm, federation, engine, protocol, seed)
     for round in range(1, protocol.rounds + 1):
-        yield loop.run_round(round)
+        with one_thread():
+            report = loop.run_round(round)
+        yield report
 
 
 class _Loop:
@@ -142,11 +152,11 @@ class _Loop:
         evaluate = self.protocol.due(report.round, self.protocol.evaluate_every)
         program = partial(train_program, algorithm=self.algorithm, evaluate=evaluate)
         outputs = self._map(program, shared, clients, report.round)
-        _refuse_total_failure(outputs, clients, "local_update", report.round)
+        refuse_total_failure(outputs, clients, "local_update", report.round)
         uploads: dict[int, Upload] = {}
         scored: list[tuple[int, Scores]] = []
         for client, output in zip(clients, outputs, strict=True):
-            reason = _problem(output, self.messages)
+            reason = problem_with_output(output, self.messages)
             if reason is not None:
                 event = {"kind": "quarantine", "round": report.round, "client": client, "reason": reason}
                 report.events.append(event)
@@ -157,6 +167,8 @@ class _Loop:
                 uploads[client] = upload
             if isinstance(scores, Scores):
                 scored.append((client, scores))
+        if not self.states and (len(clients) == len(self.able) or report.round == self.protocol.rounds):
+            refuse_total_quarantine(report.round, report.events, clients)
         if scored:
             ids, values = [client for client, _ in scored], [scores for _, scores in scored]
             report.evaluations.append(Evaluation("local", "local training of the round", "known", ids, values))
@@ -189,36 +201,43 @@ class _Loop:
                 scores = self._sound(report, self._map(program, model, known, report.round), known, "evaluate")
                 report.evaluations.append(Evaluation("global", "none", "known", list(scores), list(scores.values())))
         if self.protocol.due(report.round, self.protocol.personalized_every):
-            report.evaluations.append(self._personalized(report, known, new=False))
+            report.evaluations += self._personalized(report, known, new=False)
             if self.federation.num_new:
-                report.evaluations.append(self._personalized(report, list(self.federation.new), new=True))
+                report.evaluations += self._personalized(report, list(self.federation.new), new=True)
         report.seconds["evaluate"] = time.perf_counter() - start
 
-    def _personalized(self, report: RoundReport, ids: list[int], *, new: bool) -> Evaluation:
+    def _personalized(self, report: RoundReport, ids: list[int], *, new: bool) -> list[Evaluation]:
         """Personalize and score every client; keep the models after the last round."""
         shared = self.algorithm.broadcast(self.server, self._cohort(report, ids))
-        program = partial(personalize_program, algorithm=self.algorithm, new=new)
+        validate = any(len(split.val) > 0 for split in self.federation.splits)
+        program = partial(personalize_program, algorithm=self.algorithm, new=new, validate=validate)
         stage = "personalize"
         outputs = self._sound(report, self._map(program, shared, ids, report.round), ids, stage)
         diagnostics: dict[str, dict[int, float]] = {}
         last = report.round == self.protocol.rounds
         for client, (personal, numbers, _) in outputs.items():
             _record(diagnostics, client, numbers)
-            if not _all_finite(personal):
+            if not all_finite(personal):
                 reason = f"{stage}: the model holds values that are not finite; it is scored, and not kept"
                 report.events.append({"kind": "failed", "round": report.round, "client": client, "reason": reason})
             elif last:
                 report.personal[client] = personal
         if last:
             report.steps += _whole_sum(diagnostics.get("steps", {}))
-        return Evaluation(
-            "personalized",
-            self.algorithm.adaptation,
-            "new" if new else "known",
-            list(outputs),
-            [scores for _, _, scores in outputs.values()],
-            diagnostics=diagnostics,
-        )
+        who: Literal["known", "new"] = "new" if new else "known"
+        test_sets: list[Literal["clients", "validation"]] = ["clients", "validation"] if validate else ["clients"]
+        return [
+            Evaluation(
+                "personalized",
+                self.algorithm.adaptation,
+                who,
+                list(outputs),
+                [scores[test_set] for _, _, scores in outputs.values()],
+                test_set,
+                diagnostics,
+            )
+            for test_set in test_sets
+        ]
 
     def _map(self, program: Program, shared: Any, clients: Sequence[int], round: int) -> list[Any]:
         """Run a program for some clients on the engine."""
@@ -248,43 +267,12 @@ class _Loop:
         sound = {}
         for client, output in zip(ids, outputs, strict=True):
             if isinstance(output, Failure):
-                reason = f"{stage}: {_describe(output)}"
+                reason = f"{stage}: {describe(output)}"
                 report.events.append({"kind": "failed", "round": report.round, "client": client, "reason": reason})
             else:
                 sound[client] = output
-        _refuse_total_failure(outputs, ids, stage, report.round)
+        refuse_total_failure(outputs, ids, stage, report.round)
         return sound
-
-
-def _problem(output: Any, messages: Any) -> str | None:
-    """Return why a client's round must not be used."""
-    if isinstance(output, Failure):
-        return _describe(output)
-    state, upload, metrics, _ = output
-    reason = problem_with(upload, messages)
-    try:
-        if reason is None and not _all_finite(state):
-            reason = "client state: values that are not finite"
-    except TypeError as error:
-        reason = f"client state: {error}"
-    odd = [name for name, value in metrics.items() if not isinstance(value, Tensor) or value.dim() != 0]
-    return reason or (f"metric '{odd[0]}' is not a single number" if odd else None)
-
-
-def _all_finite(value: tree.Tree) -> bool:
-    return all(bool(torch.isfinite(leaf).all()) for leaf in tree.leaves(value))
-
-
-def _describe(failure: Failure) -> str:
-    return f"{type(failure.reason).__name__}: {failure.reason}"
-
-
-def _refuse_total_failure(outputs: Sequence[Any], ids: Sequence[int], stage: str, round: int) -> None:
-    """Raise if there is no output: then the fault is the program's, not a client's."""
-    if outputs and all(isinstance(output, Failure) for output in outputs):
-        first = outputs[0].reason
-        message = f"every client failed, this one with {_describe(outputs[0])}"
-        raise ClientError(message, client=ids[0], stage=stage, round=round) from first
 
 
 def _record(table: dict[str, dict[int, float]], client: int, numbers: dict[str, Tensor]) -> None:

@@ -71,6 +71,7 @@ def train(
     training: Training,
     context: tree.Tree = (),
     epochs: int | Tensor | None = None,
+    steps: int | Tensor | None = None,
     collect: Literal["none", "all", "last"] = "none",
     step: Callable[..., StepOutput] | None = None,
     batches_per_step: int = 1,
@@ -86,7 +87,8 @@ def train(
         data: the examples; weight 0 leaves one out.
         key: decides the order of the examples, and is given to the loss with the number of the step.
         training: optimizer, learning rate, batch size and so on.
-        epochs: in place of ``training.epochs``; a 0-d tensor may differ by client.
+        epochs: in place of the epochs or steps of ``training``; a 0-d tensor may differ by client.
+        steps: the same, as a number of steps.
         collect: keep ``aux`` of every batch of ``all`` epochs or the ``last``, with labels and weights.
         step: ``step(task, params, context, batch, key) -> StepOutput`` in place of loss and optimizer.
         batches_per_step: with more than one, loss and step receive a tuple of batches, which wrap around.
@@ -97,26 +99,27 @@ def train(
     if (loss is None) == (step is None):
         raise TypeError("train needs a loss or a step, and not both")
     refuse_captured_tensors(loss or step)  # type: ignore[arg-type]  # one of them is there
-    steps = training.steps if epochs is None else 0
-    amount = Amount(0, steps, training.batch_size, training.drop_last, batches_per_step)
+    if epochs is None and steps is None:
+        epochs, steps = (training.epochs, None) if training.steps == 0 else (None, training.steps)
+    amount = Amount(0, 0, training.batch_size, training.drop_last, batches_per_step)
     phase = Phase(task, loss, step, training, amount, collect, key.purpose, structure(params), structure(context))
-    limit = training.epochs if epochs is None else epochs
-    inputs = [*tree.leaves(params), *tree.leaves(context), *data, *key[:4], torch.as_tensor(limit)]
+    limits = [torch.as_tensor(0 if limit is None else limit) for limit in (epochs, steps)]
+    inputs = [*tree.leaves(params), *tree.leaves(context), *data, *key[:4], *limits]
     outputs = _Train.apply(phase, *inputs)  # type: ignore[no-untyped-call]
     count = len(tree.leaves(params))
     return Trained(tree.rebuild(params, iter(outputs[:count])), *outputs[count:])
 
 
 def _divide(phase: Phase, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
-    """Split the inputs of the block into parameters, context, and the ten others."""
+    """Split the inputs of the block into parameters, context, and the others."""
     first = len(tree.leaves(phase.params))
     second = first + len(tree.leaves(phase.context))
     return values[:first], values[first:second], values[second:]
 
 
-def _plan(phase: Phase, data: ExampleSet, key: Key, epochs: Tensor) -> Plan:
+def _plan(phase: Phase, data: ExampleSet, key: Key, epochs: Tensor, steps: Tensor) -> Plan:
     """Plan one client's batches."""
-    amount = phase.amount._replace(epochs=int(epochs))
+    amount = phase.amount._replace(epochs=int(epochs), steps=int(steps))
     return plan_batches(data.weight, rng.plain(key.fold("order")), amount)
 
 
@@ -127,7 +130,7 @@ class _Train(torch.autograd.Function):
     def forward(phase: Phase, *inputs: Tensor) -> tuple[Tensor, ...]:
         params, context, rest = _divide(phase, inputs)
         data, key = ExampleSet(*rest[:4]), join_key(rest[4:8], phase.purpose)
-        return tuple(train_one(phase, params, context, data, key, _plan(phase, data, key, rest[8])))
+        return tuple(train_one(phase, params, context, data, key, _plan(phase, data, key, rest[8], rest[9])))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -139,7 +142,10 @@ class _Train(torch.autograd.Function):
         stacked = tuple(Stacked.wrap(t, dim) for t, dim in zip(inputs, in_dims[1:], strict=True))
         params, context, rest = _divide(phase, stacked)
         data, key = StackedExamples(*rest[:4]), StackedKey(rest[4:8], phase.purpose)
-        plans = [_plan(phase, data.lane(lane), key.lane(lane), rest[8].lane(lane)) for lane in range(lanes)]
+        plans = [
+            _plan(phase, data.lane(lane), key.lane(lane), rest[8].lane(lane), rest[9].lane(lane))
+            for lane in range(lanes)
+        ]
         result = tuple(train_stack(phase, lanes, params, context, data, key, plans))
         return result, (0,) * len(result)
 

@@ -41,7 +41,12 @@ class Range:
 
     def __str__(self) -> str:
         signs = ((">=", self.ge), (">", self.gt), ("<=", self.le), ("<", self.lt))
-        return " and ".join(f"{sign} {bound:g}" for sign, bound in signs if bound is not None)
+        return " and ".join(f"{sign} {_show(bound)}" for sign, bound in signs if bound is not None)
+
+
+def _show(bound: float) -> str:
+    """Write a bound: whole numbers exactly, as far as floats hold them."""
+    return str(int(bound)) if bound == int(bound) and abs(bound) <= 2**53 else f"{bound:g}"
 
 
 def check_options(instance: Any, *, owner: str | None = None) -> None:
@@ -91,7 +96,7 @@ def _check_number(value: int | float, kind: Any, key: str, bounds: Range | None)
         as_float = math.inf
     if not math.isfinite(as_float):
         raise _refuse(key, "a finite number", value)
-    if bounds is not None and not bounds.holds(as_float):
+    if bounds is not None and not bounds.holds(value):
         raise _refuse(key, str(bounds), as_float if kind is float else value)
     return as_float if kind is float else value
 
@@ -139,7 +144,7 @@ def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
     for name in values:
         if name not in names:
             raise ConfigError(
-                f"unknown option '{section}.{name}'{did_you_mean(name, names)} "
+                f"unknown option '{section}.{name}'{did_you_mean(name, names) or '.'} "
                 f"Known in [{section}]: {', '.join(names)}.",
                 key=f"{section}.{name}",
                 allowed=names,

@@ -55,6 +55,8 @@ class Phase:
         output = self.loss(self.task, params_tree, context_tree, batch, key)
         _check_output(self.loss, output)
         updated = tree.paths(params_tree)
+        if output.buffers:
+            _check_buffers(self.loss, output.buffers, {**updated, **tree.paths(context_tree)})
         buffers = [
             output.buffers.get(path, leaf)
             for (path, leaf), is_buffer in zip(updated.items(), self.buffers, strict=True)
@@ -114,6 +116,16 @@ def _check_output(function: Callable[..., Any], output: Any) -> None:
         raise TypeError(f"loss {_name(function)} must return a scalar tensor as its loss, got {got}")
     if not isinstance(output.aux, Tensor) and output.aux != ():
         raise TypeError(f"loss {_name(function)}: aux must be a tensor or (), got {type(output.aux).__name__}")
+
+
+def _check_buffers(function: Callable[..., Any], buffers: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> None:
+    """Refuse buffers that are nowhere: with several models in one tree their names need the path in front."""
+    unknown = sorted(set(buffers) - set(known))
+    if unknown:
+        raise TypeError(
+            f"loss {_name(function)} returns buffer '{unknown[0]}', which is neither in params nor in context; "
+            f"buffers go by path, such as {', '.join(list(known)[:3])}"
+        )
 
 
 def refuse_captured_tensors(function: Callable[..., Any]) -> None:

@@ -70,37 +70,41 @@ def train_program(
     has_model = not (isinstance(update.personal, tuple) and update.personal == ())
     scores: Scores | tuple[()] = ()
     if evaluate and has_model:
-        scores = score_model(task, common, row, update.personal, algorithm=algorithm)
+        scores = score_model(task, common, row, update.personal, row.test, algorithm=algorithm)
     return update.state, update.upload, dict(update.metrics), scores
 
 
 def personalize_program(
-    task: Task, common: Common, row: Row, *, algorithm: Algorithm[Any, Any, Any], new: bool
-) -> tuple[Any, dict[str, Tensor], Scores]:
-    """Make a client's personal model; return it with diagnostics and scores.
+    task: Task, common: Common, row: Row, *, algorithm: Algorithm[Any, Any, Any], new: bool, validate: bool
+) -> tuple[Any, dict[str, Tensor], dict[str, Scores]]:
+    """Make a client's personal model; return it with diagnostics, and scores by test set.
 
-    ``new`` clients never took part: their state is made by ``onboard``.
+    ``new`` clients never took part: their state is made by ``onboard``. With ``validate``, there are scores on the
+    validation examples too, for choices that must not see test examples.
     """
     download, data = Download(common.shared, row.own), _data(common, row)
     state = row.state
     if new:
         state = algorithm.onboard(task, download, row.info, data, client_key(common, row, "onboard"))
     personal = algorithm.personalize(task, download, state, data, client_key(common, row, "personalize"))
-    scores = score_model(task, common, row, personal, algorithm=algorithm)
+    parts = {"clients": row.test, **({"validation": row.val} if validate else {})}
+    scores = {name: score_model(task, common, row, personal, part, algorithm=algorithm) for name, part in parts.items()}
     return personal, dict(algorithm.diagnostics(task, personal)), scores
 
 
 def score_program(task: Task, common: Common, row: Row, *, algorithm: Algorithm[Any, Any, Any]) -> Scores:
     """Score the model in ``common.shared`` on a client's test examples."""
-    return score_model(task, common, row, common.shared, algorithm=algorithm)
+    return score_model(task, common, row, common.shared, row.test, algorithm=algorithm)
 
 
-def score_model(task: Task, common: Common, row: Row, personal: Any, *, algorithm: Algorithm[Any, Any, Any]) -> Scores:
-    """Score a model on a client's test examples."""
-    test = _examples(common, row.test)
+def score_model(
+    task: Task, common: Common, row: Row, personal: Any, part: Ragged, *, algorithm: Algorithm[Any, Any, Any]
+) -> Scores:
+    """Score a model on some of a client's examples."""
+    examples = _examples(common, part)
     key = client_key(common, row, "predict")
-    logits = forward(task, partial(_predict, algorithm), personal, test, key=key)
-    return score(logits, test.labels(), test.weight, task.num_classes)
+    logits = forward(task, partial(_predict, algorithm), personal, examples, key=key)
+    return score(logits, examples.labels(), examples.weight, task.num_classes)
 
 
 def _predict(

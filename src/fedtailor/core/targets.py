@@ -26,8 +26,8 @@ def find_target(target: str, *, what: str, key: str) -> Any:
     if not module_name or not name:
         raise refuse_target(f"{what} of your own is written {form}, got '{target}'", target, key=key, allowed=form)
     here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+    if not target.startswith("fedtailor.") and here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # last, so that a file of the user's never stands in for an installed package
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(module_name)

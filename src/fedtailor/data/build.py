@@ -63,7 +63,8 @@ def split_client(positions: np.ndarray, options: DataOptions, seed: int) -> Clie
 
     Training gets ``floor((1 - test_share) * n)``, shuffled and not stratified; every client's shuffle starts
     from the same seed. Of the shuffled training part the first ``floor(fraction * n_train)`` are kept (one
-    at least), so that a smaller fraction is a part of a larger one; the last ``floor(val_fraction * kept)``
+    at least), so that a smaller fraction is a part of a larger one (the release draws them
+    anew, with another seed); the last ``floor(val_fraction * kept)``
     of these are for validation. All products are taken in floating point, as released codes do.
     """
     order = positions[np.random.RandomState(seed % 2**32).permutation(len(positions))]

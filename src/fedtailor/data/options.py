@@ -33,7 +33,7 @@ class DataOptions:
     test_share: Annotated[float, Range(ge=0, lt=1)] = 0.2
     """Share of each client's examples for testing."""
     val_fraction: Annotated[float, Range(ge=0, lt=1)] = 0.0
-    """Share of each client's kept training examples for validation."""
+    """Share of each client's kept training examples for validation: personalized models are scored on them too."""
     seed: Annotated[int | Literal["run"], Range(ge=0)] = 42
     """Seed of partition and split; "run": the seed of the run."""
 

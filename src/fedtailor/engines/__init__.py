@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fedtailor.core.engine import Engine
 
 TABLE = {
-    "auto": "the fastest known for this machine: workers on a CPU",
+    "auto": "workers, on a CPU",
     "batched": "clients stacked into one vectorized program",
     "reference": "a plain loop over clients on one thread; the oracle of the others",
     "workers": "one client per physical core, one thread each; the same bits as reference",

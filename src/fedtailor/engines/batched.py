@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import tree
-from fedtailor.core.engine import Failure, Job, Program, Ragged
-from fedtailor.engines.reference import one_thread, run_job
+from fedtailor.core.engine import Failure, Job, Program, Ragged, one_thread
+from fedtailor.engines.reference import run_job
 
 
 class Batched:

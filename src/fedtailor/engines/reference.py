@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from fedtailor.core.engine import Failure, Job, Program
+from fedtailor.core.engine import Failure, Job, Program, one_thread
 
 
 class Reference:
@@ -28,14 +25,3 @@ def run_job(program: Program, common: Any, job: Job) -> Any:
         return program(job.task, common, job.row)
     except Exception as reason:  # whatever a client's program raises must not end the others' work
         return Failure(reason)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one intra-op thread: results then do not depend on the number of cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

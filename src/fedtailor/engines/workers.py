@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from fedtailor.core.engine import Job, Program
-from fedtailor.engines.reference import one_thread, run_job
+from fedtailor.core.engine import Job, Program, one_thread
+from fedtailor.engines.reference import run_job
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 

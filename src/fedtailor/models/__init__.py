@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedtailor.core.errors import unknown_name
 from fedtailor.core.targets import find_target
-from fedtailor.models.targets import call_function
+from fedtailor.models.call import call_function
 
 if TYPE_CHECKING:
     from fedtailor.core.task import Model
@@ -41,8 +41,11 @@ def build_model(
     """Build a model from a name of the table, or from a user's function ``package.module:function``.
 
     The function is called as ``function(input_shape, num_classes, **options)`` and returns a ``torch.nn.Module``,
-    which is wrapped (see ``models.module.from_module``), or a model. It runs with PyTorch's CPU generator seeded the
-    same way every time, so that what it draws itself is the same at every site.
+    or a model. It runs with PyTorch's CPU generator seeded the same way every time, so that what it draws itself is
+    the same at every site.
+
+    A module is wrapped by ``fedtailor.from_module`` and loses its weights: every run draws new ones from its seed. A
+    function whose module is pretrained returns ``from_module(module, ..., init="given")``, which keeps them.
 
     Raises:
         ConfigError: an unknown name or option, a function that cannot be found or fails, or a model that cannot be

@@ -32,5 +32,5 @@ def mlp(input_shape: Shape, num_classes: int, *, hidden: int = 100) -> Perceptro
     Raises:
         ConfigError: ``hidden`` is no whole number >= 1.
     """
-    check_value(hidden, Annotated[int, Range(ge=1)], key="model.hidden")
+    check_value(hidden, Annotated[int, Range(ge=1)], key="model.options.hidden")
     return Perceptron(tuple(input_shape), num_classes, hidden)

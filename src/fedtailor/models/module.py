@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedtailor.core import rng
 from fedtailor.core.errors import ConfigError
+from fedtailor.core.options import check_value
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Model, Params
 from fedtailor.models import probe
@@ -24,6 +25,7 @@ from fedtailor.models.structure import Owned, body_skeleton, find_head, owned_te
 from fedtailor.models.substitutes import Call, calling
 
 T = TypeVar("T")
+Start = Literal["reset", "given"]
 
 NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 MODEL_PARTS = ("groups", "norm", "shapes", "feature_dim", "init", "features", "head")
@@ -49,7 +51,7 @@ class ModuleModel:
     batch normalization, are constants of the model: neither trained nor sent.
     """
 
-    def __init__(self, template: nn.Module, head_name: str) -> None:
+    def __init__(self, template: nn.Module, head_name: str, start: Start) -> None:
         self.head_name = head_name
         layer = template.get_submodule(head_name)
         assert isinstance(layer, nn.Linear)
@@ -61,6 +63,7 @@ class ModuleModel:
         self.skeleton = body_skeleton(template, head_name)
         """The module without its head; never run itself, threads copy it."""
         self._template = template
+        self._start = start
         self._body = [name for name, group in self.groups.items() if group != "head"]
 
     def _group(self, entry: Owned) -> str:
@@ -73,12 +76,15 @@ class ModuleModel:
         return _values(self._template)
 
     def init(self, key: Key) -> Params:
-        """Return fresh parameters: every layer's ``reset_parameters``, with randomness from the key.
+        """Return the parameters that training starts from, as ``from_module(..., init=...)`` asked.
 
-        Layers reset before the modules that hold them, so a ``reset_parameters`` of the user's own module has the
-        last word. Parameters that no such method reaches keep the values that the user's module came with. The key
-        is a single one, not a stack of keys.
+        ``"given"``: :meth:`values`, whatever the key. ``"reset"``: every layer's ``reset_parameters``, with randomness
+        from the key. Layers reset before the modules that hold them, so a ``reset_parameters`` of the user's own module
+        has the last word. Parameters that no such method reaches keep the values that the user's module came with.
+        The key is a single one, not a stack of keys.
         """
+        if self._start == "given":
+            return outside_transforms(self.values)
         with seeded_generator(key):
             return outside_transforms(partial(_fresh_values, self._template))
 
@@ -112,6 +118,7 @@ def from_module(
     num_classes: int,
     head: str | None = None,
     name: str | None = None,
+    init: Start = "reset",
 ) -> ModuleModel:
     """Wrap a copy of a module as a functional model.
 
@@ -120,12 +127,17 @@ def from_module(
     check the rest: the outputs are the module's own, nothing else draws random numbers or changes buffers,
     and padding rows do not change other rows.
 
+    By default the weights that the module has now are thrown away: a run starts from new ones, drawn from its seed.
+    Pass ``init="given"`` if they matter, because they are pretrained or set by the module's ``__init__``.
+
     Args:
         module: takes (n, *input_shape), gives logits (n, num_classes); never changed.
         input_shape: shape of one example.
         num_classes: number of classes.
         head: name of the head, such as ``"fc"``; default: the last ``nn.Linear`` with ``num_classes`` outputs.
         name: what to call the model in messages; default: the module's class.
+        init: ``"reset"``: every layer's ``reset_parameters`` with the run's seed, see :meth:`ModuleModel.init`;
+            ``"given"``: the values the module has now, for every seed.
 
     Raises:
         ConfigError: the module cannot be used; the message names the layer and the reason.
@@ -137,6 +149,7 @@ def from_module(
         ('head', 8)
     """
     name = name or type(module).__name__
+    check_value(init, Start, key="init")
     try:
         template = copy.deepcopy(module).to("cpu", torch.get_default_dtype()).eval()
     except Exception as error:
@@ -144,15 +157,17 @@ def from_module(
     x = probe.examples(input_shape)
     with _generator_lock, torch.random.fork_rng(devices=[]):
         expected = probe.outputs(name, template, x, num_classes)
-        model = ModuleModel(template, find_head(name, template, num_classes, head))
+        probe.check_randomness(name, template, x, training=False)  # first: random outputs fail the other checks too
+        model = ModuleModel(template, find_head(name, template, num_classes, head), init)
+        probe.check_randomness(name, model.skeleton, x, training=True)
         probe.check_equal(name, model, x, expected)
-        probe.check_training(name, model.skeleton, x)
+        probe.check_state(name, model.skeleton, x)
         probe.check_padding(name, model, x)
     return model
 
 
 def wrap(result: Any, *, input_shape: tuple[int, ...], num_classes: int, name: str) -> Model:
-    """Return a model as it is, and a module wrapped by :func:`from_module`.
+    """Return a model as it is, and a module wrapped by :func:`from_module`, to be initialized by each run's seed.
 
     Raises:
         ConfigError: ``result`` is neither; or the module cannot be used.

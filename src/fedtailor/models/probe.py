@@ -55,13 +55,9 @@ def check_equal(name: str, model: ModuleModel, x: Tensor, expected: Tensor) -> N
         raise refusal(name, f"its output is not its head applied to the features before it; {advice}")
 
 
-def check_training(name: str, skeleton: nn.Module, x: Tensor) -> None:
-    """Check that a forward pass in training draws no random numbers and changes no buffers or parameters."""
-    watched = copy.deepcopy(skeleton).train()
-    generator = torch.Generator().manual_seed(1)
-    for parameter in watched.parameters():  # moved, so that buffers which have converged to them move too
-        parameter.detach().mul_(1 + 0.1 * torch.rand(parameter.shape, generator=generator))
-    before = {key: tensor.detach().clone() for key, tensor in _state(watched).items()}
+def check_randomness(name: str, module: nn.Module, x: Tensor, *, training: bool) -> None:
+    """Check that a forward pass draws no random numbers; in training give the skeleton, whose dropout is keyed."""
+    watched = copy.deepcopy(module).train(training)
     drawing: list[str] = []
     for prefix, layer in watched.named_modules():
         _watch_randomness(layer, prefix, drawing)
@@ -73,6 +69,17 @@ def check_training(name: str, skeleton: nn.Module, x: Tensor) -> None:
             f"{_layer(watched, drawing[0])} draws random numbers that no key controls "
             "(nn.Dropout and nn.Dropout1d/2d/3d are supported, as layers of their own)",
         )
+
+
+def check_state(name: str, skeleton: nn.Module, x: Tensor) -> None:
+    """Check that a forward pass in training changes no buffers or parameters."""
+    watched = copy.deepcopy(skeleton).train()
+    generator = torch.Generator().manual_seed(1)
+    for parameter in watched.parameters():  # moved, so that buffers which have converged to them move too
+        parameter.detach().mul_(1 + 0.1 * torch.rand(parameter.shape, generator=generator))
+    before = {key: tensor.detach().clone() for key, tensor in _state(watched).items()}
+    with calling(Call(torch.ones(len(x)), new_key(0))):
+        _run(name, lambda: watched(x.clone()), x)
     for key, tensor in _state(watched).items():
         if not torch.equal(tensor, before[key]):
             owner, _, last = key.rpartition(".")

@@ -46,7 +46,7 @@ def _check_options(function: Callable[..., Any], target: str, options: Mapping[s
             known = f"Known: {', '.join(names)}." if names else "It takes none."
             raise ConfigError(
                 f"unknown option '{option}' of model '{target}'{did_you_mean(option, names) or '.'} {known}",
-                key=f"model.{option}",
+                key=f"model.options.{option}",
                 allowed=names,
                 got=option,
             )

@@ -1,0 +1,58 @@
+"""What of a client's round can be used, and when a run cannot go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtailor.core import tree
+from fedtailor.core.engine import Failure
+from fedtailor.core.errors import ClientError, RunError
+from fedtailor.core.message import Messages, problem_with
+
+
+def problem_with_output(output: Any, messages: Messages) -> str | None:
+    """Return why a client's round must not be used."""
+    if isinstance(output, Failure):
+        return describe(output)
+    state, upload, metrics, _ = output
+    reason = problem_with(upload, messages)
+    try:
+        if reason is None and not all_finite(state):
+            reason = "client state: values that are not finite"
+    except TypeError as error:
+        reason = f"client state: {error}"
+    odd = [name for name, value in metrics.items() if not isinstance(value, Tensor) or value.dim() != 0]
+    return reason or (f"metric '{odd[0]}' is not a single number" if odd else None)
+
+
+def refuse_total_quarantine(round: int, events: Sequence[Mapping[str, Any]], clients: Sequence[int]) -> None:
+    """Raise if no client's round can be used: where that is so for all from the start, the fault is no client's."""
+    reasons = [event["reason"] for event in events if event["kind"] == "quarantine"]
+    if clients and len(reasons) == len(clients):
+        raise RunError(
+            f"round {round}: the work of none of the {len(clients)} clients can be used; "
+            f"client {clients[0]}: {reasons[0]}.",
+            key="local_update",
+        )
+
+
+def all_finite(value: tree.Tree) -> bool:
+    """Return whether every number of a tree is finite."""
+    return all(bool(torch.isfinite(leaf).all()) for leaf in tree.leaves(value))
+
+
+def describe(failure: Failure) -> str:
+    """Return what a client's program raised."""
+    return f"{type(failure.reason).__name__}: {failure.reason}"
+
+
+def refuse_total_failure(outputs: Sequence[Any], ids: Sequence[int], stage: str, round: int) -> None:
+    """Raise if there is no output: then the fault is the program's, not a client's."""
+    if outputs and all(isinstance(output, Failure) for output in outputs):
+        first = outputs[0].reason
+        message = f"every client failed, this one with {describe(outputs[0])}"
+        raise ClientError(message, client=ids[0], stage=stage, round=round) from first
