@@ -180,3 +180,13 @@ def test_json_is_strict_and_plain():
     assert to_json({"a": [float("nan"), 1.5, (float("-inf"),)], 3: None}) == '{"a": [null, 1.5, [null]], "3": null}'
     assert to_json("\u202e\x1b") == '"\\u202e\\u001b"'
     assert json.loads(to_json(range(3))) == [0, 1, 2]
+
+
+def test_an_interruption_that_a_library_turned_into_an_error_is_still_one(tmp_path):
+    with pytest.raises(RuntimeError), RunFolder(tmp_path / "run", config="", provenance={}) as folder:
+        folder.add_round({"round": 1})
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise RuntimeError("library") from None
+    assert read_run(tmp_path / "run").status == {"state": "interrupted", "rounds_done": 1}

@@ -69,7 +69,6 @@ class RunFolder:
         except OSError as reason:
             raise unwritable(path, reason) from reason
         self.path = path
-        self.rounds_done = 0
         self._several_seeds = several_seeds
         self.set_state("running")
         write_whole(path / "provenance.json", to_json(provenance, indent=2) + "\n")
@@ -83,16 +82,21 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Write why the block ended early, if it did."""
-        if isinstance(error, KeyboardInterrupt):
+        if _was_interrupted(error):
             self.set_state("interrupted")
         elif error is not None:
             self.set_state("failed", str(error) or type(error).__name__)
 
     def set_state(self, state: State, reason: str = "") -> None:
         """Write ``status.json``: the state, the rounds done, and why a run failed."""
-        done = {} if self._several_seeds else {"rounds_done": self.rounds_done}
+        done = {} if self._several_seeds else {"rounds_done": self._count_rounds()}
         status = {"state": state, **done, **({"reason": reason} if reason else {})}
         write_whole(self.path / "status.json", to_json(status) + "\n")
+
+    def _count_rounds(self) -> int:
+        """Count the lines that are there: an interruption can come between writing one and counting it."""
+        path = self.path / "rounds.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def write_split(self, split: Record) -> None:
         """Write ``split.json``: who has which examples."""
@@ -103,7 +107,6 @@ class RunFolder:
         append_lines(self.path / "clients.jsonl", clients)
         self.add_events(events)
         append_lines(self.path / "rounds.jsonl", [record])
-        self.rounds_done += 1
 
     def add_events(self, events: Sequence[Record]) -> None:
         """Append events: warnings, skipped clients, quarantines."""
@@ -126,6 +129,13 @@ class RunFolder:
         """Write ``result.json`` and the final state."""
         write_whole(self.path / "result.json", to_json(result, indent=2) + "\n")
         self.set_state("finished")
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Return whether an interruption is the cause, whatever exception a library made of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 @dataclass(frozen=True)
