@@ -109,7 +109,7 @@ def our_block(name: str, setting: dict[str, Any], data: Any, workers: int) -> in
     rows = [torch.arange(client * EXAMPLES, (client + 1) * EXAMPLES) for client in range(CLIENTS)]
     federation = Federation(data[0], data[1], [Split(row, none, none) for row in rows], task)
     server = algorithm.init_server(task, rng.new_key(0))
-    common = Common(*data, torch.tensor(0), torch.tensor(1), server)
+    common = Common(*data, federation.scale, torch.tensor(0), torch.tensor(1), server)
     jobs = [Job(client, task, make_row(federation, client, (), ()), EXAMPLES) for client in range(CLIENTS)]
     program = partial(train_program, algorithm=algorithm, evaluate=False)
     outputs = Workers(workers).map(program, common, jobs)

@@ -42,7 +42,13 @@ def data_dir():
     return folder
 
 
+@pytest.fixture(scope="session")
+def _cache_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch):
-    """Keep a developer's own settings out of the tests."""
+def _clean_environment(monkeypatch, _cache_folder):
+    """Keep a developer's own settings out of the tests, and what tests decode out of a developer's cache."""
     monkeypatch.delenv("FEDTAILOR_DATA", raising=False)
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(_cache_folder))

@@ -5,7 +5,9 @@ import shlex
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from fedtailor.cli import main
 from fedtailor.config import make_config
@@ -30,15 +32,32 @@ def commands():
 RUNNABLE = sorted({line.partition("  (")[0].partition("#")[0].strip() for line in commands() if "[" not in line})
 
 
+def write_hospitals(folder):
+    """Write images of two classes at three sites."""
+    generator = np.random.default_rng(0)
+    for site in "ABC":
+        for label in range(2):
+            place = folder / f"site {site}" / f"class {label}"
+            place.mkdir(parents=True)
+            for number in range(12):
+                pixels = generator.integers(0, 128, (12, 12), dtype=np.uint8) + np.uint8(100 * label)
+                Image.fromarray(pixels).save(place / f"{number}.png")
+
+
 def test_there_are_commands_to_test():
     assert len(RUNNABLE) >= 8
 
 
 @pytest.mark.parametrize("line", RUNNABLE)
 def test_commands_work_as_written(line, tmp_path, monkeypatch, capsys):
-    if "package.module" in line:
+    if "package.module" in line or re.search(r"\b[A-Z]{4,}\b", line):
         pytest.skip("a placeholder")
+    if "cifar10" in line:
+        pytest.skip("needs data that a clone does not have")
     monkeypatch.chdir(tmp_path)
+    write_hospitals(tmp_path / "my_hospitals")
+    if "--split" in line:
+        assert main(["data", "partition", "-d", "digits", "--partition", "iid", "--out", "split.json"]) == 0
     (tmp_path / "experiment.toml").write_text(blocks(ROOT / "docs" / "running.md", "toml")[0])
     arguments = shlex.split(line)[1:]
     if arguments[0] == "run" and "--help" not in arguments:

@@ -32,10 +32,16 @@ MAY_USE = {
     "summary": {"core"},
     "provenance": {"data", "engines"},
     "catalog": {"provenance"} | PARTS,
-    "experiment": {"config", "summary", "provenance", "atomic", "records"} | PARTS,
-    "demo": {"config", "experiment", "records"},
+    "progress": set(),
+    "experiment": {"config", "summary", "provenance", "progress", "atomic", "records"} | PARTS,
+    "demo": {"config", "experiment", "progress", "records"},
     "terminal": set(),
-    "cli": {"config", "experiment", "demo", "catalog", "terminal", "atomic", "records", "report"} | NO_TORCH,
+    "terminal_data": {"terminal"},
+    "terminal_progress": {"terminal"},
+    "shell": {"terminal", "atomic"} | NO_TORCH,
+    "cli_data": {"shell", "config", "data", "terminal", "terminal_data", "atomic"} | NO_TORCH,
+    "cli": {"config", "experiment", "demo", "catalog", "terminal", "terminal_progress", "report", "shell", "cli_data"}
+    | NO_TORCH,
 }
 """Part -> the parts it may import, besides itself."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedtailor import algorithms, data, engines, models
 from fedtailor.core.errors import DataError, UsageError, did_you_mean
+from fedtailor.data.known import DATASETS
 
 KINDS = ("algorithms", "datasets", "models", "partitions", "engines")
 
@@ -20,7 +21,7 @@ def listing(kind: str) -> list[dict[str, Any]]:
     if kind == "algorithms":
         return [_algorithm(name, description) for name, (_, description) in sorted(algorithms.TABLE.items())]
     tables: dict[str, dict[str, str]] = {
-        "datasets": {name: entry.description for name, entry in data.DATASETS.items()},
+        "datasets": {name: known.description for name, known in DATASETS.items()},
         "models": {name: entry.description for name, entry in models.MODELS.items()},
         "partitions": {name: entry.description for name, entry in data.PARTITIONS.items()},
         "engines": engines.TABLE,
@@ -56,13 +57,14 @@ def _algorithm(name: str, description: str) -> dict[str, Any]:
 
 
 def examine(data_dir: str = "") -> dict[str, Any]:
-    """Return versions, machine, the engine that ``auto`` chooses, and the data sets that can be read.
+    """Return versions, machine, the engine that ``auto`` chooses, and which data sets are there.
 
     Raises:
         DataError: a data folder was named, by argument or environment, and is not there.
     """
     import os
 
+    from fedtailor.data.inventory import inventory
     from fedtailor.engines.workers import keep_pages
     from fedtailor.provenance import commit, machine, versions
 
@@ -76,14 +78,6 @@ def examine(data_dir: str = "") -> dict[str, Any]:
         "engine": engines.build_engine(engines.EngineOptions()).name,
         "keeps_freed_pages": keep_pages(),
         "data_folder": str(folder),
-        "datasets": {name: _state_of(name, str(folder)) for name in sorted(data.DATASETS)},
+        "cache_folder": str(data.cache_folder()),
+        "datasets": {record["name"]: record["state"] for record in inventory(folder)},
     }
-
-
-def _state_of(name: str, folder: str) -> str:
-    """Return ``ready``, or why a data set cannot be read."""
-    try:
-        data.load_dataset(name, folder)
-    except DataError as reason:
-        return reason.message
-    return "ready"

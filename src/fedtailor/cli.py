@@ -5,22 +5,17 @@ Data goes to stdout, talk to stderr. Exit codes: 0 ok, 2 usage, 3 configuration,
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import threading
 import time
-import traceback
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedtailor import __version__
-from fedtailor.core.errors import FedtailorError, RunError, UsageError
+from fedtailor.cli_data import data_app
+from fedtailor.core.errors import UsageError
+from fedtailor.shell import guarded, print_json, run_command_line
 
 if TYPE_CHECKING:
     from fedtailor.config import Config
@@ -33,6 +28,9 @@ DataDir = Annotated[
     str, typer.Option(help="Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor).")
 ]
 Out = Annotated[str, typer.Option(help="Folder to write, new or empty (default: under runs/).")]
+
+
+app.add_typer(data_app, name="data")
 
 
 @app.callback(invoke_without_command=True, add_help_option=False)
@@ -64,13 +62,14 @@ def demo(
     """Compare four ways to train for 20 clients with little data each: under a minute, no download."""
     from fedtailor import terminal
     from fedtailor.demo import INTRODUCTION, default_demo_folder, run_demo
+    from fedtailor.terminal_progress import make_progress
 
     folder = out or str(default_demo_folder())
     terminal.say(INTRODUCTION)
     start = time.perf_counter()
-    results = _guarded(folder, lambda: run_demo(folder, seed=seed, progress=terminal.make_progress()))
+    results = guarded(folder, lambda: run_demo(folder, seed=seed, progress=make_progress()))
     if json:
-        _print_json({"runs": results})
+        print_json({"runs": results})
     else:
         terminal.show_demo(results, time.perf_counter() - start)
 
@@ -83,8 +82,10 @@ def run(
         typer.Option("--algorithm", "-a", help="Algorithm (see: fedtailor list algorithms), or package.module:Class."),
     ] = "",
     dataset: Annotated[str, typer.Option("--dataset", "-d", help="Data set (see: fedtailor list datasets).")] = "",
+    data: Annotated[str, typer.Option(help="Own data: a folder or table, or package.module:function.")] = "",
     data_dir: DataDir = "",
     partition: Annotated[str, typer.Option(help='Who has which examples, such as "dirichlet(alpha=0.5)".')] = "",
+    split: Annotated[str, typer.Option(help="Split of an earlier run or of: fedtailor data partition.")] = "",
     model: Annotated[str, typer.Option(help="Model (see: fedtailor list models), or package.module:function.")] = "",
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
@@ -101,12 +102,15 @@ def run(
 ) -> None:
     """Run an experiment and write its folder: scores and a model for every client."""
     from fedtailor import experiment, terminal
+    from fedtailor.terminal_progress import make_progress
 
     named: dict[str, Any] = {
         "algorithm.name": algorithm,
         "data.dataset": dataset,
+        "data.path": data,
         "data.dir": data_dir,
         "data.partition": partition,
+        "data.split": split,
         "model.name": model,
         "data.clients": clients,
         "federation.rounds": rounds,
@@ -117,9 +121,9 @@ def run(
     }
     settings = _make_config(config, named, set_ or [])
     folder = out or str(experiment.default_folder(settings))
-    result = _guarded(folder, lambda: experiment.run(settings, out=folder, progress=terminal.make_progress()))
+    result = guarded(folder, lambda: experiment.run(settings, out=folder, progress=make_progress()))
     if json:
-        _print_json(result)
+        print_json(result)
     else:
         terminal.show_result(result)
 
@@ -136,20 +140,20 @@ def list_(
 
     entries = listing(kind)
     if json:
-        _print_json({kind: entries})
+        print_json({kind: entries})
     else:
         terminal.show_list(kind, entries)
 
 
 @app.command()
 def doctor(data_dir: DataDir = "", json: Json = False, debug: Debug = False) -> None:
-    """Say what this machine has: versions, cores, engine, and the data sets that can be read."""
+    """Say what this machine has: versions, cores, engine, and which data sets are there."""
     from fedtailor import terminal
     from fedtailor.catalog import examine
 
     report = examine(data_dir)
     if json:
-        _print_json(report)
+        print_json(report)
     else:
         terminal.show_report(report)
 
@@ -160,77 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: default: those of the process.
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    with _Signals() as signals:
-        code, error = _call(arguments)
-        signals.over = True
-        if signals.came and not isinstance(error, _Interrupted):
-            # whatever a library or the parser made of it: an exception of its own, or an exit code
-            error = _Interrupted("interrupted.")
-        if error is None:
-            return code
-        try:
-            return _report(error, as_json="--json" in arguments)
-        except BrokenPipeError:  # Ctrl-C in a pipeline ends its reader too
-            _drop_output()
-            return _translate(error).exit_code
-
-
-def _call(arguments: list[str]) -> tuple[int, BaseException | None]:
-    """Run a command line; return its exit code, or what it raised."""
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
-            return int(app(arguments, prog_name="fedtailor", standalone_mode=False) or 0), None
-    except BrokenPipeError:  # whoever read our output has gone: nobody to talk to
-        _drop_output()
-        return 1, None
-    except SystemExit as end:  # rich and the parser meet a closed pipe with it
-        return end.code if isinstance(end.code, int) else 1, None
-    except (Exception, KeyboardInterrupt) as error:
-        if "--debug" in arguments:
-            traceback.print_exc()
-        return 1, error
-
-
-def _drop_output() -> None:
-    """Send the rest of stdout nowhere, so that flushing it at exit does not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-class _Signals:
-    """Turns Ctrl-C and a request to terminate into ``KeyboardInterrupt``, and remembers that one came.
-
-    Remembering matters: what is raised while a library is imported may come out as another exception.
-    """
-
-    def __init__(self) -> None:
-        self.came = False
-        self.over = False  # once only the report is left to do, which a further signal must not cut off
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():  # handlers cannot be set elsewhere
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # ignored on purpose, as in a background job
-                    self._before[number] = signal.signal(number, self._interrupt)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self.came = True
-        if not self.over:
-            raise KeyboardInterrupt
-
-
-class _Interrupted(RunError):
-    """The run was interrupted by Ctrl-C or a request to terminate."""
-
-    exit_code = 6
-    kind = "interrupted"
+    return run_command_line(app, list(sys.argv[1:] if arguments is None else arguments))
 
 
 def _make_config(path: str, named: dict[str, Any], assignments: Sequence[str]) -> Config:
@@ -247,53 +181,3 @@ def _make_config(path: str, named: dict[str, Any], assignments: Sequence[str]) -
             overrides[position] = (key, parse_value(f"[{value}]"))
     overrides += [parse_assignment(text) for text in assignments]
     return load_config(path, overrides) if path else make_config({}, overrides)
-
-
-def _guarded(folder: str, work: Any) -> Any:
-    """Run something long; an interruption says what is left of it."""
-    try:
-        return work()
-    except KeyboardInterrupt:
-        if Path(folder).exists():
-            what = f"interrupted; the rounds that ended are in '{folder}', and a run cannot be resumed yet."
-        else:
-            what = "interrupted before anything was written."
-        raise _Interrupted(what, path=folder) from None
-
-
-def _report(error: BaseException, *, as_json: bool) -> int:
-    """Say what went wrong, in one sentence or as JSON; return the exit code."""
-    known = _translate(error)
-    if as_json:
-        _print_json({"error": known.as_record()})
-    else:
-        from fedtailor.terminal import say
-
-        say(f"{'' if isinstance(known, _Interrupted) else 'error: '}{known.message}", style="bold red")
-    return known.exit_code
-
-
-def _translate(error: BaseException) -> FedtailorError:
-    """Return an error of ours for any error."""
-    if isinstance(error, FedtailorError):
-        return error
-    if isinstance(error, KeyboardInterrupt):
-        return _Interrupted("interrupted.")
-    if hasattr(error, "format_message"):  # the parser's
-        sentence = str(error.format_message()).strip().rstrip(".")
-        return UsageError(f"{sentence}{'' if sentence.endswith('?') else '.'} See: fedtailor --help")
-    if isinstance(error, OSError):
-        return RunError(f"{error.strerror or error}: '{error.filename}'.", path=str(error.filename))
-    return RunError(f"unexpected {type(error).__name__}: {error} (--debug shows where).")
-
-
-def _print_json(value: Any) -> None:
-    from fedtailor.atomic import to_json
-
-    print(to_json(value), flush=True)  # noqa: T201  # data on stdout
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    from fedtailor.terminal import say
-
-    say(f"warning: {message}", style="yellow")

@@ -219,7 +219,8 @@ def _section(name: str, values: Any) -> Any:
         own = {key: values[key] for key in ("name", "preset") if key in values}
         options = {key: value for key, value in values.items() if key not in own}
         return build(AlgorithmOptions, {**own, "options": options}, section=name)
-    return build(SECTIONS[name], values, section=name)
+    tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return build(SECTIONS[name], tuples, section=name)
 
 
 def _seeds(values: Mapping[str, Any]) -> tuple[int, ...]:

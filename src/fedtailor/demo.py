@@ -7,6 +7,7 @@ from typing import Any
 
 from fedtailor import experiment, records
 from fedtailor.config import make_config
+from fedtailor.progress import Progress
 
 ALGORITHMS = ("local", "fedavg", "fedavg_ft", "pfedfda")
 
@@ -24,7 +25,7 @@ INTRODUCTION = (
 )
 
 
-def run_demo(out: str | Path, *, seed: int = 0, progress: experiment.Progress | None = None) -> list[dict[str, Any]]:
+def run_demo(out: str | Path, *, seed: int = 0, progress: Progress | None = None) -> list[dict[str, Any]]:
     """Run the algorithms one after the other on the same data; return their results.
 
     Args:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import fedtailor.core.federate as rounds
 from fedtailor import records, summary
@@ -18,48 +17,20 @@ from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine
 from fedtailor.core.errors import DataError, unknown_name
-from fedtailor.core.federate import RoundReport, federate
+from fedtailor.core.federate import federate
 from fedtailor.core.federation import Federation
 from fedtailor.core.metrics import per_client
 from fedtailor.core.participation import parse_participation
+from fedtailor.core.report import RoundReport
 from fedtailor.core.task import Task, Training
-from fedtailor.data.build import DividedData, build, split_record, to_federation
+from fedtailor.data.build import DividedData, build, split_record
 from fedtailor.data.dataset import Dataset
+from fedtailor.data.options import DataOptions
+from fedtailor.data.tensors import to_federation
 from fedtailor.engines import build_engine
 from fedtailor.models import build_model, default_model
+from fedtailor.progress import Progress, Silence
 from fedtailor.provenance import describe, describe_data
-
-
-class Progress(Protocol):
-    """What is told about a run while it goes on."""
-
-    def begin(self, title: str, num_rounds: int) -> None:
-        """Start a run of one seed."""
-
-    def round(self, record: Mapping[str, Any]) -> None:
-        """End a round; ``record`` is its line in ``rounds.jsonl``."""
-
-    def note(self, text: str) -> None:
-        """Say something that a user should know."""
-
-    def end(self) -> None:
-        """End a run, whatever its end was."""
-
-
-class Silence:
-    """Tells nothing."""
-
-    def begin(self, title: str, num_rounds: int) -> None:
-        """Do nothing."""
-
-    def round(self, record: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def note(self, text: str) -> None:
-        """Do nothing."""
-
-    def end(self) -> None:
-        """Do nothing."""
 
 
 class Parts(NamedTuple):
@@ -98,7 +69,7 @@ def run(
     progress = progress or Silence()
     path = Path(out) if out is not None else default_folder(config)
     records.refuse_existing(path)
-    parts = assemble(config, config.seeds[0])
+    parts = assemble(config, config.seeds[0], progress=progress)
     if len(config.seeds) == 1:
         return run_seed(parts, path, progress)
     everything = dataclasses.replace(parts.config, seeds=config.seeds)
@@ -107,7 +78,7 @@ def run(
         results = []
         for seed in config.seeds:
             if seed != parts.config.seeds[0]:
-                parts = assemble(config, seed, dataset=parts.divided.dataset)
+                parts = assemble(config, seed, dataset=parts.divided.division.dataset, progress=progress)
             results.append(run_seed(parts, path / f"seed-{seed}", progress))
         result = {**summary.average(results), "run": str(path), "seeds": list(config.seeds)}
         folder.finish(result)
@@ -116,7 +87,7 @@ def run(
 
 def default_folder(config: Config) -> Path:
     """Return a run folder that does not exist yet: ``runs/ALGORITHM-DATASET-TIME``."""
-    return unused_folder(f"{config.algorithm.name}-{config.data.dataset}")
+    return unused_folder(f"{config.algorithm.name}-{config.data.title}")
 
 
 def unused_folder(name: str) -> Path:
@@ -126,13 +97,14 @@ def unused_folder(name: str) -> Path:
     return next(path for path in (Path("runs") / each for each in names) if not path.exists())
 
 
-def assemble(config: Config, seed: int, *, dataset: Dataset | None = None) -> Parts:
+def assemble(config: Config, seed: int, *, dataset: Dataset | None = None, progress: Progress | None = None) -> Parts:
     """Check a configuration and build everything that a run of one seed needs; nothing is written.
 
     Args:
         config: the experiment.
         seed: the run's seed.
         dataset: in place of loading the data set that ``config`` names.
+        progress: what is told while data are prepared.
 
     Raises:
         ConfigError: an option is wrong.
@@ -148,9 +120,10 @@ def assemble(config: Config, seed: int, *, dataset: Dataset | None = None) -> Pa
         evaluate_every=config.evaluation.every,
         personalized_every=config.evaluation.personalized_every,
     )
-    protocol.participation.check(config.data.clients - config.data.new_clients)
     engine = build_engine(config.engine)
-    divided = build(config.data, run_seed=seed, dataset=dataset)
+    prepare = (progress or Silence()).prepare
+    divided = build(config.data, run_seed=seed, dataset=dataset, progress=prepare)
+    protocol.participation.check(len(divided.rows) - divided.num_new)
     shape, num_classes = divided.dataset.input_shape, divided.dataset.num_classes
     model_name = config.model.name or default_model(shape)
     model = build_model(model_name, shape, num_classes, config.model.options)
@@ -159,6 +132,7 @@ def assemble(config: Config, seed: int, *, dataset: Dataset | None = None) -> Pa
     resolved = dataclasses.replace(
         config,
         seeds=(seed,),
+        data=_reusable(config.data, divided.division.options),
         model=ModelOptions(name=model_name, options=config.model.options),
         algorithm=_resolved(config.algorithm, algorithm),
         training=algorithm.training,
@@ -172,13 +146,20 @@ def assemble(config: Config, seed: int, *, dataset: Dataset | None = None) -> Pa
 def _refuse_untrainable(config: Config, federation: Federation) -> None:
     """Check that somebody can train: a run in which nobody does would end with models as they began."""
     if not any(len(federation.splits[client].train) for client in federation.known):
-        section = config.data
+        section, clients = config.data, len(federation.splits)
         raise DataError(
-            f"no client has a training example: lower data.clients ({section.clients}) or data.test_share "
+            f"no client has a training example: lower data.clients ({clients}) or data.test_share "
             f"({section.test_share:g}), or raise data.fraction ({section.fraction:g}).",
             key="data.clients",
-            got=section.clients,
+            got=clients,
         )
+
+
+def _reusable(given: DataOptions, used: DataOptions) -> DataOptions:
+    """Return the options with the values that were used, such that a run with them is the same run."""
+    if given.split:
+        return given
+    return dataclasses.replace(used, seed=given.seed)
 
 
 def make_algorithm(config: Config) -> Algorithm[Any, Any, Any]:
@@ -206,7 +187,7 @@ def run_seed(parts: Parts, path: Path, progress: Progress) -> dict[str, Any]:
     start = time.perf_counter()
     name, seed = parts.config.algorithm.name, parts.config.seeds[0]
     with records.RunFolder(path, config=to_toml(parts.config), provenance=_provenance(parts)) as folder:
-        folder.write_split({**split_record(parts.divided, parts.config.data)})
+        folder.write_split({**split_record(parts.divided.division, parts.divided.conditions)})
         folder.add_events([{"kind": "note", "text": note} for note in parts.notes])
         for note in parts.notes:
             progress.note(note)
@@ -237,15 +218,17 @@ def _run_rounds(parts: Parts, folder: records.RunFolder, progress: Progress) -> 
         took_part |= summary.trained_clients(report, federation, parts.algorithm.who_trains)
         _write_models(parts, folder, report, took_part)
     metrics, new_clients = summary.final_metrics(history[-1])
+    sites = summary.site_scores(report, federation) if parts.divided.division.client_names else {}
     return {
         "run": str(folder.path),
         "algorithm": config.algorithm.name,
-        "dataset": config.data.dataset,
-        "clients": config.data.clients,
+        "dataset": parts.divided.dataset.name,
+        "clients": len(parts.divided.division.rows),
         "rounds": config.federation.rounds,
         "seeds": list(config.seeds),
         "metrics": metrics,
         **({"new_clients": new_clients} if new_clients else {}),
+        **({"sites": sites} if sites else {}),
         **summary.totals(history),
         "events": summary.count_events(events),
         "engine": parts.engine.name,
@@ -268,7 +251,7 @@ def _write_models(parts: Parts, folder: records.RunFolder, report: RoundReport, 
         card = {
             "algorithm": config.algorithm.name,
             "model": config.model.name,
-            "dataset": config.data.dataset,
+            "dataset": parts.divided.dataset.name,
             "seed": config.seeds[0],
             "round": report.round,
             "adaptation": parts.algorithm.adaptation,
@@ -276,6 +259,7 @@ def _write_models(parts: Parts, folder: records.RunFolder, report: RoundReport, 
             "input_shape": list(federation.common_task.input_shape),
             "num_classes": federation.common_task.num_classes,
             "class_names": list(federation.class_names),
+            "condition": federation.conditions[client] if federation.conditions else "clean",
             "class_counts": federation.info(client).class_counts.long().tolist(),
             "scores": scored.get(client, {}),
         }
@@ -290,7 +274,7 @@ def _resolved(section: AlgorithmOptions, algorithm: Algorithm[Any, Any, Any]) ->
 
 def _provenance(parts: Parts) -> dict[str, Any]:
     """Return where the result comes from."""
-    split = split_record(parts.divided, parts.config.data)
-    data = describe_data(parts.divided.dataset)
+    split = split_record(parts.divided.division, parts.divided.conditions)
+    data = describe_data(parts.divided.division.dataset)
     where = {"engine": parts.engine.name, "device": "cpu"}
     return {**describe(), "data": data, "split_sha256": split["split_sha256"], "notes": parts.notes, **where}

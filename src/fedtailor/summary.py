@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedtailor.core.federate import Evaluation, RoundReport
 from fedtailor.core.federation import Federation
 from fedtailor.core.metrics import per_client, recall, summarize
+from fedtailor.core.report import Evaluation, RoundReport
 
 Record = dict[str, Any]
 _EVENTS = {"quarantine": "upload{s} left out", "failed": "client{s} failed", "skipped": "client{s} skipped"}
@@ -25,7 +25,12 @@ def round_record(report: RoundReport, federation: Federation) -> Record:
         "seconds": report.seconds,
         "metrics": {name: _mean(list(values.values())) for name, values in report.metrics.items()},
         "evaluations": [
-            {**_labels(evaluation), "metrics": _summary(evaluation, federation)} for evaluation in report.evaluations
+            {
+                **_labels(evaluation),
+                "metrics": _summary(evaluation, federation, range(len(evaluation.scores))),
+                **_by_condition(evaluation, federation),
+            }
+            for evaluation in report.evaluations
         ],
     }
 
@@ -37,6 +42,7 @@ def client_records(report: RoundReport, federation: Federation) -> list[Record]:
             "round": report.round,
             "client": client,
             **_labels(evaluation),
+            **({"condition": federation.conditions[client]} if federation.conditions else {}),
             "num_train": len(federation.splits[client].train),
             "num_test": len(federation.splits[client].test),
             **per_client(scores),
@@ -44,6 +50,7 @@ def client_records(report: RoundReport, federation: Federation) -> list[Record]:
             **_of_client("diagnostics", evaluation.diagnostics, client),
         }
         for evaluation in report.evaluations
+        if evaluation.test_set != "complete"
         for client, scores in zip(evaluation.ids, evaluation.scores, strict=True)
     ]
     trained = sorted({client for values in report.metrics.values() for client in values})
@@ -56,16 +63,38 @@ def client_records(report: RoundReport, federation: Federation) -> list[Record]:
 def final_metrics(record: Record) -> tuple[Record, Record]:
     """Return the metrics by evaluation point of a round's record: of the known clients, and of the new ones.
 
-    Those of personalized models on validation examples are under ``validation``.
+    Those of personalized models on validation examples are under ``validation``, those of the global model on the
+    complete official test part under ``global_complete``.
     """
     known: Record = {}
     new: Record = {}
     for evaluation in record["evaluations"]:
         place = known if evaluation["clients"] == "known" else new
-        labels = {name: evaluation[name] for name in ("adaptation", "test_set")}
-        name = evaluation["point"] if evaluation["test_set"] == "clients" else "validation"
-        place[name] = {**labels, "round": record["round"], **evaluation["metrics"]}
+        labels = {name: evaluation[name] for name in ("adaptation", "test_set", "conditions") if name in evaluation}
+        place[evaluation_name(evaluation)] = {**labels, "round": record["round"], **evaluation["metrics"]}
     return known, new
+
+
+def site_scores(report: RoundReport, federation: Federation) -> Record:
+    """Return the scores of personalized models by the clients' names; empty where clients have numbers only."""
+    if not federation.client_names:
+        return {}
+    return {
+        federation.client_names[client]: {
+            "num_train": len(federation.splits[client].train),
+            "num_test": len(federation.splits[client].test),
+            **per_client(scores),
+        }
+        for evaluation in report.evaluations
+        if (evaluation.point, evaluation.test_set) == ("personalized", "clients")
+        for client, scores in zip(evaluation.ids, evaluation.scores, strict=True)
+    }
+
+
+def evaluation_name(evaluation: Mapping[str, Any]) -> str:
+    """Return the name of an evaluation among the metrics of a run."""
+    point = str(evaluation["point"])
+    return {"validation": "validation", "complete": f"{point}_complete"}.get(evaluation["test_set"], point)
 
 
 def totals(history: Sequence[Record]) -> Record:
@@ -138,9 +167,25 @@ def _labels(evaluation: Evaluation) -> Record:
     }
 
 
-def _summary(evaluation: Evaluation, federation: Federation) -> Record:
-    num_train = [len(federation.splits[client].train) for client in evaluation.ids]
-    return {name: dict(figures) for name, figures in summarize(evaluation.scores, num_train).items()}
+def _summary(evaluation: Evaluation, federation: Federation, places: Iterable[int]) -> Record:
+    """Return the figures over some of the clients of an evaluation."""
+    chosen = list(places)
+    sizes = [len(federation.splits[client].train) for client in evaluation.ids] or [0]  # complete: nobody's
+    num_train = [sizes[place] for place in chosen]
+    figures = summarize([evaluation.scores[place] for place in chosen], num_train)
+    return {name: dict(values) for name, values in figures.items()}
+
+
+def _by_condition(evaluation: Evaluation, federation: Federation) -> Record:
+    """Return the figures by what was done to the clients' examples, where that differs among them."""
+    if not federation.conditions:
+        return {}
+    places: dict[str, list[int]] = {}
+    for place, client in enumerate(evaluation.ids):
+        places.setdefault(federation.conditions[client], []).append(place)
+    if len(places) < 2:
+        return {}
+    return {"conditions": {name: _summary(evaluation, federation, chosen) for name, chosen in places.items()}}
 
 
 def _of_client(name: str, table: Mapping[str, Mapping[int, float]], client: int) -> Record:

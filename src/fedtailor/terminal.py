@@ -1,22 +1,20 @@
-"""What a person sees: tables on stdout, progress and notes on stderr."""
+"""What a person sees: tables on stdout, sentences on stderr."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.live import Live
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-_MOST_NOTES = 8
+_MOST_SITES = 30
 _EXPLAINED = {
     "local": "trained alone",
     "fedavg": "one global model",
@@ -87,6 +85,8 @@ def show_result(result: Mapping[str, Any]) -> None:
     columns = ["model", "clients", "mean", "worst\n10 %", "smallest\n10 %", "pooled", "loss", "ECE"]
     groups = [("", result["metrics"]), (", new clients", result.get("new_clients", {}))]
     rows = [_result_row(point + suffix, metrics) for suffix, points in groups for point, metrics in points.items()]
+    for metrics in result.get("new_clients", {}).values():
+        rows += [_result_row(f"- {condition}", part) for condition, part in metrics.get("conditions", {}).items()]
     seeds = result["seeds"]
     which = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds ± standard error"
     title = f"{result['algorithm']} on {result['dataset']}: accuracy in %, {which}"
@@ -96,8 +96,26 @@ def show_result(result: Mapping[str, Any]) -> None:
     if "personalized" in result["metrics"]:
         below += f" personalized: {result['metrics']['personalized']['adaptation']}."
     table(title, columns, rows, below=below)
+    _show_sites(result.get("sites", {}))
     say(f"Scores and a model for every client are in {result['run']}")
     _warn([result])
+
+
+def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print a line per site, if the clients have names."""
+    columns = ["site", "training\nexamples", "test\nexamples", "accuracy"]
+    rows = [
+        [
+            name,
+            f"{site['num_train']:,}",
+            f"{site['num_test']:,}",
+            percent(site["accuracy"]) if "accuracy" in site else "-",
+        ]
+        for name, site in sites.items()
+    ]
+    if sites:
+        more = f"and {len(rows) - _MOST_SITES:,} more, in clients.jsonl" if len(rows) > _MOST_SITES else ""
+        table("Personalized models by site: accuracy in %", columns, rows[:_MOST_SITES], below=more)
 
 
 def _result_row(name: str, metrics: Mapping[str, Any]) -> list[str]:
@@ -185,96 +203,3 @@ def show_report(report: Mapping[str, Any]) -> None:
     rows += [[name.replace("_", " "), "-" if fact is None else str(fact)] for name, fact in facts.items()]
     rows += [[f"data set {name}", state] for name, state in report["datasets"].items()]
     table("This machine", ["what", "found"], rows, left=2)
-
-
-class PlainProgress:
-    """One plain line per round, for logs and pipes."""
-
-    def __init__(self) -> None:
-        self._notes = 0
-
-    def begin(self, title: str, num_rounds: int) -> None:
-        """Start a run of one seed."""
-        self._title, self._rounds, self._start = title, num_rounds, time.monotonic()
-        self._accuracy = ""
-
-    def round(self, record: Mapping[str, Any]) -> None:
-        """Say that a round has ended."""
-        self.line(self.describe(record))
-
-    def describe(self, record: Mapping[str, Any]) -> str:
-        """Return the line for a round: number, time left, accuracies where they were measured."""
-        done = record["round"]
-        left = (time.monotonic() - self._start) / done * (self._rounds - done)
-        measured = [text for text in map(_accuracies, record["evaluations"]) if text]
-        parts = [f"{self._title}: round {done}/{self._rounds}", f"{duration(left)} left", *measured]
-        return ", ".join(parts)
-
-    def note(self, text: str) -> None:
-        """Say something that a user should know; many of a kind are cut short."""
-        self._notes += 1
-        if self._notes < _MOST_NOTES:
-            self.line(f"note: {text}")
-        elif self._notes == _MOST_NOTES:
-            self.line("note: more in events.jsonl of the run's folder")
-
-    def line(self, text: str) -> None:
-        """Print a line."""
-        say(text)
-
-    def end(self) -> None:
-        """Do nothing."""
-
-
-class LiveProgress(PlainProgress):
-    """One line that changes, on a terminal."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._live: Live | None = None
-        self._latest = ""
-
-    def begin(self, title: str, num_rounds: int) -> None:
-        """Start the line."""
-        super().begin(title, num_rounds)
-        self._latest = ""
-        self._live = Live(console=Console(stderr=True, highlight=False), refresh_per_second=8, transient=True)
-        self._live.start()
-        self._live.update(Text(f"{title}: round 1/{num_rounds}"))
-
-    def round(self, record: Mapping[str, Any]) -> None:
-        """Change the line; the latest accuracies stay in it."""
-        measured = [text for text in map(_accuracies, record["evaluations"]) if text]
-        self._latest = measured[-1] if measured else self._latest
-        text = self.describe({**record, "evaluations": []})
-        if self._live is not None:
-            line = printable(f"{text}, {self._latest}" if self._latest else text)
-            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
-
-    def line(self, text: str) -> None:
-        """Print a line above."""
-        if self._live is None:
-            say(text)
-        else:
-            self._live.console.print(Text(printable(text)))
-
-    def end(self) -> None:
-        """Remove the line."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-
-def make_progress() -> PlainProgress:
-    """Return a live line where stderr is a terminal, plain lines elsewhere."""
-    return LiveProgress() if Console(stderr=True).is_terminal else PlainProgress()
-
-
-def _accuracies(evaluation: Mapping[str, Any]) -> str:
-    """Return the accuracies of an evaluation in words; nothing if no client had test examples."""
-    accuracy = evaluation["metrics"].get("accuracy")
-    if accuracy is None:
-        return ""
-    who = " of new clients" if evaluation["clients"] == "new" else ""
-    name = evaluation["point"] if evaluation["test_set"] == "clients" else "validation"
-    return f"{name}{who} {percent(accuracy['mean'])} % (worst tenth {percent(accuracy['worst10'])} %)"

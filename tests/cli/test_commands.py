@@ -309,7 +309,7 @@ def test_doctor(folder, capsys):
     code, out, _ = outcome(["doctor", "--json", "--data-dir", "."], capsys)
     report = json.loads(out)
     assert code == 0
-    assert report["datasets"]["digits"] == "ready" and report["datasets"]["mnist"] != "ready"
+    assert report["datasets"]["digits"] == "included" and report["datasets"]["mnist"] == "absent"
     assert report["engine"] == "workers" and report["machine"]["physical_cores"] >= 1
     assert report["versions"]["fedtailor"] == fedtailor.__version__
     code, out, _ = outcome(["doctor"], capsys)

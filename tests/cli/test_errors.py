@@ -56,7 +56,7 @@ BAD = [
     # ranges
     (["run", "--rounds", "0"], CONFIG, "federation.rounds"),
     (["run", "--rounds", "-3"], CONFIG, "federation.rounds"),
-    (["run", "--clients", "0"], CONFIG, "data.clients"),
+    (["run", "--clients", "-1"], CONFIG, "data.clients"),
     (["run", "--seed", "-1"], CONFIG, "seed"),
     (["run", "--seed", "9007199254740993"], CONFIG, "<= 9007199254740992, got 9007199254740993."),
     (["run", "--participation", "1.5"], CONFIG, "federation.participation"),

@@ -20,7 +20,9 @@ def environment(**more):
     return {**kept, "PYTHONPATH": SOURCE, "NO_COLOR": "1", **more}
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["run"], ["list"], ["doctor"]], ids=lambda c: " ".join(c) or "all")
+@pytest.mark.parametrize(
+    "command", [[], ["demo"], ["run"], ["list"], ["doctor"], ["data"]], ids=lambda c: " ".join(c) or "all"
+)
 def test_help_imports_nothing_heavy(command):
     code = f"""
 import sys
@@ -37,7 +39,8 @@ def test_every_command_is_covered_here():
     from fedtailor.cli import app
 
     names = {command.name or command.callback.__name__ for command in app.registered_commands}
-    assert names == {"demo", "run", "list", "doctor"}
+    names |= {group.name for group in app.registered_groups}
+    assert names == {"demo", "run", "list", "doctor", "data"}
 
 
 @pytest.mark.parametrize("request_to_end", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])

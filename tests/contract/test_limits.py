@@ -8,6 +8,7 @@ import torch
 from contract.runs import assert_same_bits, run, scores_of
 from contract.subjects import ALGORITHMS, EXEMPTIONS, TRAINING, build, oracle, world
 from fedtailor.core import tree
+from fedtailor.core.federation import UNSCALED
 from fedtailor.core.programs import Common, client_key, make_row
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
@@ -36,7 +37,7 @@ def torch_rounds(world, training, trained=None, *, phase="", seed=3):
     params = world.common_task.model.init(new_key(seed).common("model"))
     x, y = (table[world.splits[0].train] for table in (world.x, world.y))
     for round in range(1, ROUNDS + 1):
-        words = Common(x, y, torch.tensor(seed), torch.tensor(round), ())
+        words = Common(x, y, UNSCALED, torch.tensor(seed), torch.tensor(round), ())
         key = client_key(words, make_row(world, 0, (), ()), "train")
         key = key.fold(phase) if phase else key
         module = module_of(params, trained)

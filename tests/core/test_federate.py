@@ -9,10 +9,12 @@ from contract.runs import Recording, assert_same_bits, run
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavg_ft import FedAvgFT
 from fedtailor.algorithms.local import Local
+from fedtailor.core import federate as federate_module
 from fedtailor.core import tree
 from fedtailor.core.errors import ConfigError, RunError
-from fedtailor.core.federate import Evaluation, Protocol, federate
+from fedtailor.core.federate import Protocol, federate
 from fedtailor.core.participation import Participation
+from fedtailor.core.report import Evaluation
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from fedtailor.engines.batched import Batched
@@ -50,6 +52,23 @@ def test_after_the_last_round_only(world):
     protocol = Protocol(rounds=2, evaluate_every=0)
     reports = list(federate(FedAvg(training=TRAINING), world, Reference(), protocol, seed=1))
     assert points(reports[0]) == [] and len(points(reports[1])) == 4
+
+
+@pytest.mark.parametrize("engine", [Reference(), Batched()])
+def test_the_global_model_is_scored_once_on_the_complete_test_part(world, engine, monkeypatch):
+    monkeypatch.setattr(federate_module, "_COMPLETE_CHUNK", 7)
+    complete = torch.cat([split.test for split in world.splits])
+    world = replace(world, complete=complete)
+    protocol = Protocol(rounds=1, evaluate_every=1)
+    (report,) = federate(FedAvg(training=TRAINING), world, engine, protocol, seed=1)
+    found = {(e.point, e.test_set): e for e in report.evaluations if e.clients == "known"}
+    whole = found["global", "complete"]
+    assert whole.ids == [] and len(whole.scores) == 1
+    everybody = replace(world, splits=[s._replace(test=complete) for s in world.splits])
+    (report,) = federate(FedAvg(training=TRAINING), everybody, engine, protocol, seed=1)
+    own = next(e for e in report.evaluations if (e.point, e.test_set) == ("global", "clients"))
+    assert torch.equal(own.scores[3].class_correct, whole.scores[0].class_correct)
+    assert torch.allclose(own.scores[3].loss_sum, whole.scores[0].loss_sum, rtol=1e-13)
 
 
 def test_evaluations_say_what_they_are_of(world):

@@ -90,6 +90,60 @@ def test_binary_cifar100_takes_the_fine_label(tmp_path: Path, generator: np.rand
     assert load_dataset("cifar100", tmp_path).y.tolist() == [99, 3, 99, 3]
 
 
+def coarse_batch(cifar_batch: Callable[..., Batch], coarse: list[int], fine: list[int]) -> Batch:
+    return {**cifar_batch(len(fine), key="fine_labels"), "fine_labels": fine, "coarse_labels": coarse}
+
+
+def write_cifar100(folder: Path, batches: list[Batch]) -> None:
+    """Write CIFAR-100 as pickles and as binary files."""
+    for place, suffix in (("cifar-100-python", ""), ("cifar-100-binary", ".bin")):
+        (folder / place).mkdir(exist_ok=True)
+        for name, batch in zip(("train", "test"), batches, strict=True):
+            columns = [batch["coarse_labels"], batch["fine_labels"], batch["data"]]
+            raw = np.column_stack(columns).astype(np.uint8).tobytes() if suffix else pickle.dumps(batch)
+            (folder / place / (name + suffix)).write_bytes(raw)
+
+
+def test_coarse_labels_with_fine_ones_as_subclasses(tmp_path: Path, cifar_batch: Callable[..., Batch]) -> None:
+    batches = [coarse_batch(cifar_batch, [4, 1, 19], [0, 1, 89]), coarse_batch(cifar_batch, [1, 4], [1, 0])]
+    write_cifar100(tmp_path, batches)
+    dataset = load_dataset("cifar100_coarse", tmp_path)
+    assert dataset.y.tolist() == [4, 1, 19, 1, 4] and dataset.num_official_train == 3 and dataset.num_classes == 20
+    assert dataset.subclasses is not None and dataset.subclasses.tolist() == [0, 1, 89, 1, 0]
+    assert [dataset.class_names[label] for label in (4, 1, 19)] == ["fruit_and_vegetables", "fish", "vehicles_2"]
+    assert [dataset.subclass_names[each] for each in (0, 1, 89)] == ["apple", "aquarium_fish", "tractor"]
+    fine = load_dataset("cifar100", tmp_path)
+    np.testing.assert_array_equal(fine.y, dataset.subclasses)
+    np.testing.assert_array_equal(fine.x, dataset.x)
+    assert fine.subclasses is None
+    (tmp_path / "cifar-100-python").rename(tmp_path / "elsewhere")
+    binary = load_dataset("cifar100_coarse", tmp_path)
+    assert binary.digest == dataset.digest and binary.tested_on == "fabricated"
+
+
+def test_a_fine_class_in_two_coarse_ones_is_refused(tmp_path: Path, cifar_batch: Callable[..., Batch]) -> None:
+    batches = [coarse_batch(cifar_batch, [4, 1], [0, 1]), coarse_batch(cifar_batch, [1, 2], [1, 0])]
+    write_cifar100(tmp_path, batches)
+    with pytest.raises(DataError, match="got 'apple' in flowers and fruit_and_vegetables"):
+        load_dataset("cifar100_coarse", tmp_path)
+
+
+def test_coarse_labels_out_of_range_are_refused(tmp_path: Path, cifar_batch: Callable[..., Batch]) -> None:
+    write_cifar100(tmp_path, [coarse_batch(cifar_batch, [4, 20], [0, 1])] * 2)
+    with pytest.raises(DataError, match="whole numbers from 0 to 19, got 20 at row 1"):
+        load_dataset("cifar100_coarse", tmp_path)
+
+
+def test_the_original_has_five_fine_classes_in_every_coarse_one(data_dir: Path) -> None:
+    if not (data_dir / "cifar-100-python").is_dir():
+        pytest.skip(f"no cifar-100-python in {data_dir}")
+    dataset = load_dataset("cifar100_coarse", data_dir)
+    assert not dataset.subset and np.bincount(dataset.y).tolist() == [3000] * 20
+    assert dataset.subclasses is not None
+    people = np.unique(dataset.subclasses[dataset.y == dataset.class_names.index("people")])
+    assert [dataset.subclass_names[each] for each in people] == ["baby", "boy", "girl", "man", "woman"]
+
+
 def test_binary_files_of_a_wrong_length_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
@@ -122,6 +176,7 @@ def test_missing_batches_are_named(tmp_path: Path, write_cifar10: Write) -> None
         ({"labels": np.array([0, 1, 2, 77])}, "must be whole numbers from 0 to 9, got 77 at row 3"),
         ({"data": np.zeros((4, 3071), np.uint8)}, "got uint8 of shape (4, 3071)"),
         ({"data": np.zeros((4, 3072), np.int64)}, "got int64 of shape (4, 3072)"),
+        ({"labels": np.zeros((4, 2), int)}, "expected 4 labels, one for each image, got labels of shape (4, 2)"),
         ({"data": [1, 2]}, "expected 'data' as an array of bytes (rows, 3072), got list"),
     ],
 )

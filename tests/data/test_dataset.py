@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtailor.core.errors import ConfigError, DataError
-from fedtailor.data import DATASETS, PARTITIONS, data_folder, load_dataset
+from fedtailor.data import DATASETS, PARTITIONS, data_folder, find, load_dataset
 from fedtailor.data.dataset import Dataset, Normalization
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -30,7 +30,7 @@ def test_the_tables_are_listed_without_heavy_imports() -> None:
 @pytest.mark.parametrize("table", [DATASETS, PARTITIONS])
 def test_every_entry_of_a_table_resolves(table: Any) -> None:
     assert list(table) == sorted(table)
-    assert all(callable(entry.resolve()) for entry in table.values())
+    assert all(callable(find(entry.target)) for entry in table.values())
 
 
 def test_digits_need_no_files(tmp_path: Path) -> None:
@@ -65,10 +65,10 @@ def test_data_folder_is_argument_then_variable_then_cache(monkeypatch: pytest.Mo
         ({"y": np.array([-1, 0])}, "got -1 at row 0"),
         ({"y": np.array([0.0, 1.0])}, "got type float64 of shape (2,)"),
         ({"y": np.array([[0], [1]])}, "got type int64 of shape (2, 1)"),
-        ({"y": np.array([0])}, "labels must be 2, one for each image, got 1."),
-        ({"x": np.zeros((2, 3, 4), np.uint8)}, "images must be an array (rows, height, width, channels)"),
-        ({"x": np.zeros((2, 3, 4, 1))}, "images must be of type uint8 or float32, got float64."),
-        ({"x": np.full((2, 3, 4, 1), np.nan, np.float32)}, "images must be finite"),
+        ({"y": np.array([0])}, "labels must be 2, one for each example, got 1."),
+        ({"x": np.zeros((2, 3, 4), np.uint8)}, "examples must be an array (rows, height, width, channels) or"),
+        ({"x": np.zeros((2, 3, 4, 1))}, "examples must be of type uint8 or float32, got float64."),
+        ({"x": np.full((2, 3, 4, 1), np.nan, np.float32)}, "examples must be finite"),
         ({"class_names": ("one",)}, "class names must be 2 names, got 1."),
         ({"normalize": Normalization((0.5, 0.5), (0.5, 0.5))}, "normalization must be 1 or 1 means"),
         ({"normalize": Normalization((0.5,), (0.0,))}, "deviations > 0"),

@@ -11,6 +11,7 @@ import pytest
 
 from fedtailor.core.errors import DataError
 from fedtailor.data import files, load_dataset
+from fedtailor.data.known import DATASETS
 
 Write = Callable[..., dict[str, np.ndarray]]
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -38,6 +39,14 @@ def test_sources_hold_the_digest_of_every_file(tmp_path: Path, write_idx: Write)
     assert len(sources) == 4
     for file, digest in sources.items():
         assert digest == hashlib.sha256((tmp_path / file).read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
+def test_terms_and_published_size_come_from_the_table(tmp_path: Path, write_idx: Write, name: str) -> None:
+    write_idx("MNIST" if name == "mnist" else "FashionMNIST")
+    dataset, known = load_dataset(name, tmp_path), DATASETS[name]
+    assert known.license and known.citation
+    assert (dataset.license, dataset.citation, dataset.official_size) == (known.license, known.citation, 70_000)
 
 
 def test_a_plain_file_goes_before_its_compressed_form(tmp_path: Path, write_idx: Write) -> None:

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from fedtailor.core.errors import DataError
-from fedtailor.data.build import DataOptions, build, split_record
+from fedtailor.data.build import DataOptions, split_record
+from fedtailor.data.division import divide
 from fedtailor.data.split import SplitRecord, read_split, split_digest
 
 
 @pytest.fixture(scope="module")
 def record() -> SplitRecord:
     options = DataOptions(partition="dirichlet(alpha=0.5)", clients=8, new_clients=2, seed="run", dir="secret")
-    return split_record(build(options, run_seed=5), options)
+    return split_record(divide(options, run_seed=5))
 
 
 def write(path: Path, record: Any) -> Path:
@@ -39,10 +40,10 @@ def test_the_digest_is_the_same_in_every_process(record: SplitRecord) -> None:
 
 def test_the_digest_follows_the_split_alone(record: SplitRecord) -> None:
     options = DataOptions(clients=8, new_clients=2, seed=5, dir="another")
-    same = split_record(build(options, run_seed=0), options)
+    same = split_record(divide(options, run_seed=0))
     assert same["split_sha256"] == record["split_sha256"]
     options = DataOptions(clients=8, new_clients=1, seed=5)
-    assert split_record(build(options, run_seed=0), options)["split_sha256"] != record["split_sha256"]
+    assert split_record(divide(options, run_seed=0))["split_sha256"] != record["split_sha256"]
 
 
 def test_a_changed_split_is_refused(tmp_path: Path, record: SplitRecord) -> None:

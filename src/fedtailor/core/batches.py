@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import rng
+from fedtailor.core.augment import Moving, take_moved
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.task import Batch
 
@@ -32,9 +33,17 @@ class Plan(NamedTuple):
     batches: list[Tensor]
     last_epoch: int
     """First batch of the last epoch: of as many last steps as an epoch has."""
+    moves: list[Tensor] | None = None
+    """How the images of each batch are moved, (b, 3); None: they are not."""
+
+    def batch(self, number: int) -> tuple[Tensor, Tensor | None]:
+        """Return the positions of a batch, and how its images are moved."""
+        return self.batches[number], None if self.moves is None else self.moves[number]
 
 
-def plan_batches(weight: Tensor, key: tuple[int, int, int, int, int], amount: Amount) -> Plan:
+def plan_batches(
+    weight: Tensor, key: tuple[int, int, int, int, int], amount: Amount, moving: Moving | None = None
+) -> Plan:
     """Plan the batches of one client.
 
     The order of an epoch sorts the examples by random words, of which the k-th example of positive weight gets
@@ -51,24 +60,44 @@ def plan_batches(weight: Tensor, key: tuple[int, int, int, int, int], amount: Am
     steps = amount.steps or amount.epochs * -(-per_epoch // amount.per_step)
     needed = steps * amount.per_step
     batches: list[Tensor] = []
-    epoch = 0
-    while len(batches) < needed:
+    moves: list[Tensor] = []
+    for epoch in range(-(-needed // per_epoch)):
         words = rng.words((*key[:3], epoch, key[4]), n)
-        order = torch.from_numpy(present[np.argsort(words, kind="stable")])
-        batches.extend(order[start * size : (start + 1) * size] for start in range(per_epoch))
-        epoch += 1
+        order = torch.from_numpy(np.argsort(words, kind="stable"))
+        chosen = [order[start * size : (start + 1) * size] for start in range(per_epoch)]
+        batches.extend(torch.from_numpy(present)[part] for part in chosen)
+        if moving is not None:
+            drawn = moving.draw(epoch, n)
+            moves.extend(drawn[part] for part in chosen)
     last_steps = -(-per_epoch // amount.per_step)
-    return Plan(batches[:needed], max(steps - last_steps, 0) * amount.per_step)
+    last_epoch = max(steps - last_steps, 0) * amount.per_step
+    return Plan(batches[:needed], last_epoch, moves[:needed] if moving is not None else None)
 
 
-def take(table: Tensor, rows: Tensor) -> Tensor:
-    """Gather rows of a table; images keep their channels-last memory."""
+def take(table: Tensor, rows: Tensor, moves: Tensor | None = None) -> Tensor:
+    """Gather rows of a table; images keep their channels-last memory, and are moved if asked to."""
+    if moves is not None:
+        return take_moved(table, rows, moves)
     if table.dim() == 4 and table.is_contiguous(memory_format=torch.channels_last):
         return table.permute(0, 2, 3, 1)[rows].movedim(-1, -3)
     return table[rows]
 
 
-def gather(data: ExampleSet, positions: Tensor) -> Batch:
+def to_values(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Normalize what was gathered from a table of 8-bit values; other values are returned as they are.
+
+    Args:
+        stored: (..., channels, height, width), or (..., features).
+        scale: white, mean and deviation, (3, channels or 1).
+        dtype: of the result.
+    """
+    if stored.dtype != torch.uint8:
+        return stored
+    white, mean, deviation = scale[..., None, None] if stored.dim() > 3 else scale
+    return stored.to(dtype).div_(white).sub_(mean).div_(deviation)
+
+
+def gather(data: ExampleSet, positions: Tensor, moves: Tensor | None = None) -> Batch:
     """Return the batch of one client at the given positions of its example set."""
-    rows = data.rows[positions]
-    return Batch(take(data.x, rows), data.y[rows], data.weight[positions])
+    rows, weight = data.rows[positions], data.weight[positions]
+    return Batch(to_values(take(data.x, rows, moves), data.scale, weight.dtype), data.y[rows], weight)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import Annotated, Any, Literal
 
 import torch
@@ -13,13 +13,14 @@ from torch import Tensor
 
 from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import Algorithm
-from fedtailor.core.engine import Engine, Failure, Job, Program, one_thread
+from fedtailor.core.engine import Engine, Failure, Job, Program, Ragged, one_thread
 from fedtailor.core.federation import Cohort, Federation
 from fedtailor.core.message import Upload, download_bytes, reduce_field, upload_bytes
-from fedtailor.core.metrics import Scores
+from fedtailor.core.metrics import Scores, add
 from fedtailor.core.options import Range, check_options
 from fedtailor.core.participation import Participation
-from fedtailor.core.programs import Common, make_row, personalize_program, score_program, train_program
+from fedtailor.core.programs import Common, Row, make_row, personalize_program, score_program, train_program
+from fedtailor.core.report import Evaluation, RoundReport
 from fedtailor.core.soundness import (
     all_finite,
     describe,
@@ -27,8 +28,6 @@ from fedtailor.core.soundness import (
     refuse_total_failure,
     refuse_total_quarantine,
 )
-
-Point = Literal["global", "local", "personalized"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,41 +49,6 @@ class Protocol:
         return round == self.rounds or (every > 0 and round % every == 0)
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Scores of one model per client, and what exactly they are scores of."""
-
-    point: Point
-    adaptation: str
-    """What was done to the model on the client's training data before."""
-    clients: Literal["known", "new"]
-    ids: list[int]
-    scores: list[Scores]
-    test_set: Literal["clients", "validation"] = "clients"
-    """The clients' own test examples, or their validation examples."""
-    diagnostics: dict[str, dict[int, float]] = field(default_factory=dict)
-    """Number by name and client."""
-
-
-@dataclass
-class RoundReport:
-    """What happened in a round."""
-
-    round: int
-    cohort: list[int]
-    evaluations: list[Evaluation] = field(default_factory=list)
-    metrics: dict[str, dict[int, float]] = field(default_factory=dict)
-    """The algorithm's training metrics, by name and client."""
-    events: list[dict[str, Any]] = field(default_factory=list)
-    bytes_up: int = 0
-    bytes_down: int = 0
-    steps: int = 0
-    """Gradient steps of all clients, those of the personalization after the last round included."""
-    seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "aggregate": 0.0, "evaluate": 0.0})
-    personal: dict[int, Any] = field(default_factory=dict)
-    """Personal models by client, after the last round."""
-
-
 def federate(
     algorithm: Algorithm[Any, Any, Any], federation: Federation, engine: Engine, protocol: Protocol, *, seed: int
 ) -> Iterator[RoundReport]:
@@ -100,6 +64,10 @@ def federate(
         with one_thread():
             report = loop.run_round(round)
         yield report
+
+
+_COMPLETE_CHUNK = 1000
+"""Examples of the complete test part that one worker scores at once."""
 
 
 class _Loop:
@@ -200,11 +168,27 @@ class _Loop:
                 program = partial(score_program, algorithm=self.algorithm)
                 scores = self._sound(report, self._map(program, model, known, report.round), known, "evaluate")
                 report.evaluations.append(Evaluation("global", "none", "known", list(scores), list(scores.values())))
+                report.evaluations += self._on_complete(report, model)
         if self.protocol.due(report.round, self.protocol.personalized_every):
             report.evaluations += self._personalized(report, known, new=False)
             if self.federation.num_new:
                 report.evaluations += self._personalized(report, list(self.federation.new), new=True)
         report.seconds["evaluate"] = time.perf_counter() - start
+
+    def _on_complete(self, report: RoundReport, model: Any) -> list[Evaluation]:
+        """Score the global model once on the test examples that belong to nobody in particular, if there are any."""
+        parts = [self.federation.examples(part) for part in torch.split(self.federation.complete, _COMPLETE_CHUNK)]
+        if not len(self.federation.complete):
+            return []
+        row = self._row(0)  # any client would do: a global model is the same for all
+        rows = [row._replace(test=Ragged(part.rows, part.weight)) for part in parts]
+        program = partial(score_program, algorithm=self.algorithm)
+        ids = [0] * len(rows)
+        outputs = self._map_rows(program, model, ids, rows, report.round)
+        refuse_total_failure(outputs, ids, "evaluate", report.round)
+        if any(isinstance(output, Failure) for output in outputs):
+            return []
+        return [Evaluation("global", "none", "known", [], [reduce(add, outputs)], "complete")]
 
     def _personalized(self, report: RoundReport, ids: list[int], *, new: bool) -> list[Evaluation]:
         """Personalize and score every client; keep the models after the last round."""
@@ -241,13 +225,19 @@ class _Loop:
 
     def _map(self, program: Program, shared: Any, clients: Sequence[int], round: int) -> list[Any]:
         """Run a program for some clients on the engine."""
+        return self._map_rows(program, shared, clients, [self._row(client) for client in clients], round)
+
+    def _map_rows(
+        self, program: Program, shared: Any, clients: Sequence[int], rows: Sequence[Row], round: int
+    ) -> list[Any]:
         words = torch.tensor(self.seed), torch.tensor(round)
-        common = Common(self.federation.x, self.federation.y, *words, shared=shared)
-        jobs = []
-        for client in clients:
-            row = make_row(self.federation, client, self._state(client), self._own(client))
-            jobs.append(Job(client, self.federation.task(client), row, len(row.train.rows)))
+        data = self.federation
+        common = Common(data.x, data.y, data.scale, *words, shared=shared)
+        jobs = [Job(c, data.task(c), row, len(row.train.rows)) for c, row in zip(clients, rows, strict=True)]
         return self.engine.map(program, common, jobs)
+
+    def _row(self, client: int) -> Row:
+        return make_row(self.federation, client, self._state(client), self._own(client))
 
     def _state(self, client: int) -> Any:
         """Return a client's state; what it is before its first round is not kept."""

@@ -13,18 +13,23 @@ from fedtailor.core.noise import row_words
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Task
 
+UNSCALED = torch.tensor([[1.0], [0.0], [1.0]])
+"""The scale that changes nothing."""
+
 
 class ExampleSet(NamedTuple):
     """Some examples of a table: positions and weights; building blocks gather, algorithms do not.
 
     The table is the resident dataset, the same for all clients, or a derived one (cached features).
-    Examples of weight 0 are not there (padding, or left out by sampling).
+    Examples of weight 0 are not there (padding, or left out by sampling). A table of 8-bit values stays one: what is
+    gathered from it becomes ``(value / scale[0] - scale[1]) / scale[2]``; other tables are used as they are.
     """
 
     x: Tensor  # (rows, *input_shape)
     y: Tensor  # (rows,)
     rows: Tensor  # (n,)
     weight: Tensor  # (n,)
+    scale: Tensor = UNSCALED  # (3, channels or 1): white, mean, deviation
 
     def labels(self) -> Tensor:
         """Return the labels (n,)."""
@@ -82,9 +87,9 @@ class Split(NamedTuple):
 class Federation:
     """A dataset divided among clients.
 
-    ``x`` holds the examples as floats, images as (rows, channels, height, width) whose memory is laid out
-    channels last; ``y`` the labels. ``splits[i]`` are the positions of client i. Clients numbered from
-    ``num_known`` on never take part in training (``new`` clients).
+    ``x`` holds the examples as 8-bit values, normalized by ``scale`` when they are used, or as floats; images as
+    (rows, channels, height, width) whose memory is laid out channels last; ``y`` the labels. ``splits[i]`` are the
+    positions of client i. Clients numbered from ``num_known`` on never take part in training (``new`` clients).
     """
 
     x: Tensor
@@ -94,6 +99,11 @@ class Federation:
     num_new: int = 0
     class_names: Sequence[str] = field(default_factory=tuple)
     client_names: Sequence[str] = field(default_factory=tuple)
+    conditions: Sequence[str] = field(default_factory=tuple)
+    """What was done to each client's examples, such as ``clean`` or ``frost-3``; empty: nothing to anybody's."""
+    scale: Tensor = field(default_factory=lambda: UNSCALED)
+    complete: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    """Positions of the official test part where it is nobody's in particular: global models are scored on it too."""
 
     @property
     def population(self) -> int:
@@ -116,13 +126,13 @@ class Federation:
 
     def examples(self, positions: Tensor) -> ExampleSet:
         """Return the examples at the given positions, each with weight 1."""
-        return ExampleSet(self.x, self.y, positions, torch.ones(len(positions), dtype=self.x.dtype))
+        return ExampleSet(self.x, self.y, positions, torch.ones(len(positions)), self.scale)
 
     def info(self, client: int) -> ClientInfo:
         """Return the counts of a client's training data."""
         labels = self.y[self.splits[client].train]
         counts = torch.bincount(labels, minlength=self.common_task.num_classes)
-        return ClientInfo(torch.tensor(len(labels), dtype=self.x.dtype), counts.to(self.x.dtype))
+        return ClientInfo(torch.tensor(float(len(labels))), counts.to(torch.get_default_dtype()))
 
     def data(self, client: int) -> ClientData:
         """Return what an algorithm may see of a client's data."""

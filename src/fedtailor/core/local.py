@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtailor.core import rng, tree
+from fedtailor.core.augment import moving
 from fedtailor.core.batches import Amount, Plan, plan_batches
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.phase import Phase, StepOutput, refuse_captured_tensors, structure
@@ -49,6 +50,11 @@ class Trained(NamedTuple):
     aux: Tensor | tuple[()] = ()  # (rows, ...), what the loss returned as aux
     labels: Tensor | tuple[()] = ()  # (rows,)
     weight: Tensor | tuple[()] = ()  # (rows,), 0 for padding
+
+    def sound(self) -> Tensor:
+        """Return whether all parameters are finite, ()."""
+        finite = [torch.isfinite(leaf).all() for leaf in tree.leaves(self.params)]
+        return torch.stack(finite).all() if finite else torch.ones((), dtype=torch.bool)
 
     def collected(self) -> ExampleSet:
         """Return what was collected as a table of examples.
@@ -120,7 +126,7 @@ def _divide(phase: Phase, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tup
 def _plan(phase: Phase, data: ExampleSet, key: Key, epochs: Tensor, steps: Tensor) -> Plan:
     """Plan one client's batches."""
     amount = phase.amount._replace(epochs=int(epochs), steps=int(steps))
-    return plan_batches(data.weight, rng.plain(key.fold("order")), amount)
+    return plan_batches(data.weight, rng.plain(key.fold("order")), amount, moving(phase.training, data.x, key))
 
 
 class _Train(torch.autograd.Function):
@@ -129,8 +135,8 @@ class _Train(torch.autograd.Function):
     @staticmethod
     def forward(phase: Phase, *inputs: Tensor) -> tuple[Tensor, ...]:
         params, context, rest = _divide(phase, inputs)
-        data, key = ExampleSet(*rest[:4]), join_key(rest[4:8], phase.purpose)
-        return tuple(train_one(phase, params, context, data, key, _plan(phase, data, key, rest[8], rest[9])))
+        data, key, limits = ExampleSet(*rest[:5]), join_key(rest[5:9], phase.purpose), rest[9:]
+        return tuple(train_one(phase, params, context, data, key, _plan(phase, data, key, *limits)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -141,9 +147,9 @@ class _Train(torch.autograd.Function):
         lanes = info.batch_size
         stacked = tuple(Stacked.wrap(t, dim) for t, dim in zip(inputs, in_dims[1:], strict=True))
         params, context, rest = _divide(phase, stacked)
-        data, key = StackedExamples(*rest[:4]), StackedKey(rest[4:8], phase.purpose)
+        data, key, limits = StackedExamples(*rest[:5]), StackedKey(rest[5:9], phase.purpose), rest[9:]
         plans = [
-            _plan(phase, data.lane(lane), key.lane(lane), rest[8].lane(lane), rest[9].lane(lane))
+            _plan(phase, data.lane(lane), key.lane(lane), *(limit.lane(lane) for limit in limits))
             for lane in range(lanes)
         ]
         result = tuple(train_stack(phase, lanes, params, context, data, key, plans))
@@ -194,8 +200,8 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def forward(pack: _Pass, *inputs: Tensor) -> Tensor:
-        data = ExampleSet(*inputs[:4])
-        return forward_one(pack, data, chunk_size(data.x.shape[1:]), inputs[4:])
+        data = ExampleSet(*inputs[:5])
+        return forward_one(pack, data, chunk_size(data.x.shape[1:]), inputs[5:])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -204,8 +210,8 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], pack: _Pass, *inputs: Tensor) -> tuple[Tensor, int]:
         stacked = [Stacked.wrap(t, dim) for t, dim in zip(inputs, in_dims[1:], strict=True)]
-        arguments, dims = [item.tensor for item in stacked[4:]], [item.dim for item in stacked[4:]]
-        return forward_stack(pack, info.batch_size, StackedExamples(*stacked[:4]), arguments, dims), 0
+        arguments, dims = [item.tensor for item in stacked[5:]], [item.dim for item in stacked[5:]]
+        return forward_stack(pack, info.batch_size, StackedExamples(*stacked[:5]), arguments, dims), 0
 
 
 def cached_features(task: Task, params: Params, data: ExampleSet, *, key: Key) -> ExampleSet:

@@ -23,6 +23,7 @@ class Common(NamedTuple):
 
     x: Tensor
     y: Tensor
+    scale: Tensor
     seed: Tensor
     round: Tensor
     shared: Any
@@ -48,7 +49,7 @@ def make_row(federation: Federation, client: int, state: Any, own: Any) -> Row:
 
 
 def _examples(common: Common, part: Ragged) -> ExampleSet:
-    return ExampleSet(common.x, common.y, part.rows, part.weight)
+    return ExampleSet(common.x, common.y, part.rows, part.weight, common.scale)
 
 
 def _data(common: Common, row: Row) -> ClientData:

@@ -128,8 +128,8 @@ def train_one(
     count = len(plan.batches) // per_step
     numbers = torch.arange(max(count, 1))
     for step in range(count):
-        chosen = plan.batches[step * per_step : (step + 1) * per_step]
-        batches = tuple(gather(data, positions) for positions in chosen)
+        chosen = range(step * per_step, (step + 1) * per_step)
+        batches = tuple(gather(data, *plan.batch(number)) for number in chosen)
         aux = taker.take(step, batches[0] if per_step == 1 else batches, key.at(numbers[step]))
         if phase.collect == "all" or (phase.collect == "last" and step * per_step >= plan.last_epoch):
             kept.add(aux, batches)
@@ -145,7 +145,7 @@ def nothing_collected(
     phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor], data: ExampleSet, key: Key
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return empty collected values of the right shape, for a client that takes no step."""
-    blank = Batch(torch.zeros((1, *data.x.shape[1:]), dtype=data.x.dtype), data.y.new_zeros(1), data.x.new_zeros(1))
+    blank = Batch(data.weight.new_zeros((1, *data.x.shape[1:])), data.y.new_zeros(1), data.weight.new_zeros(1))
     batch = blank if phase.amount.per_step == 1 else (blank,) * phase.amount.per_step
     evaluate = phase.advance if phase.step is not None else phase.evaluate
     with torch.no_grad():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedtailor.core.batches import Plan, take
+from fedtailor.core.batches import Plan, take, to_values
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.optimizer import Optimizer, clip_factor
 from fedtailor.core.phase import Phase, collected
@@ -45,6 +45,11 @@ class Stacked(NamedTuple):
         """Return the tensor with a client axis of ``count``, in memory of its own."""
         return self.tensor.clone() if self.dim == 0 else self.tensor.expand(count, *self.tensor.shape).clone()
 
+    def joined(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tables of all clients as one, and the ``rows`` (lanes, n) in it."""
+        lanes, count = self.tensor.shape[:2]
+        return self.tensor.flatten(0, 1), rows + torch.arange(lanes)[:, None] * count
+
     def lane(self, number: int) -> Tensor:
         """Return the tensor of one client."""
         return self.tensor if self.dim is None else self.tensor[number]
@@ -57,6 +62,7 @@ class StackedExamples(NamedTuple):
     y: Stacked
     rows: Stacked
     weight: Stacked
+    scale: Stacked
 
     def of(self, lanes: Tensor) -> StackedExamples:
         """Return the example sets of the given clients."""
@@ -66,15 +72,19 @@ class StackedExamples(NamedTuple):
         """Return the example set of one client."""
         return ExampleSet(*(part.lane(number) for part in self))
 
-    def gather(self, positions: Tensor, present: Tensor) -> Batch:
+    def gather(self, positions: Tensor, present: Tensor, moves: Tensor | None = None) -> Batch:
         """Return batches (lanes, b, ...) at positions (lanes, b); rows with ``present`` 0 are padding."""
         lanes = torch.arange(len(positions))[:, None]
 
-        def pick(column: Stacked, rows: Tensor) -> Tensor:
-            return take(column.tensor, rows) if column.dim is None else column.tensor[lanes, rows]
+        def pick(column: Stacked, rows: Tensor, moves: Tensor | None = None) -> Tensor:
+            if column.dim is None:
+                return take(column.tensor, rows, moves)
+            return column.tensor[lanes, rows] if moves is None else take(*column.joined(rows), moves)
 
         rows = pick(self.rows, positions)
-        return Batch(pick(self.x, rows), pick(self.y, rows), pick(self.weight, positions) * present)
+        weight = pick(self.weight, positions) * present
+        values = to_values(pick(self.x, rows, moves), self.scale.tensor, weight.dtype)
+        return Batch(values, pick(self.y, rows), weight)
 
 
 class StackedKey(NamedTuple):
@@ -170,10 +180,12 @@ class _Run:
         data = self.data.of(torch.arange(active))
         batches = []
         for number in range(step * per_step, (step + 1) * per_step):
-            chosen = [plan.batches[number] for plan in self.plans[:active]]
-            positions = pad_sequence(chosen, batch_first=True)
-            present = pad_sequence([torch.ones(len(rows)) for rows in chosen], batch_first=True)
-            batches.append(data.gather(positions, present.to(data.weight.tensor.dtype)))
+            chosen = [plan.batch(number) for plan in self.plans[:active]]
+            positions = pad_sequence([rows for rows, _ in chosen], batch_first=True)
+            present = pad_sequence([torch.ones(len(rows)) for rows, _ in chosen], batch_first=True)
+            drawn = [moves for _, moves in chosen if moves is not None]
+            moves = pad_sequence(drawn, batch_first=True) if drawn else None
+            batches.append(data.gather(positions, present.to(data.weight.tensor.dtype), moves))
         return batches
 
     def _advance(

@@ -96,6 +96,10 @@ class Training:
     """Leave out a last, shorter batch of an epoch (never the only one)."""
     clip_norm: Annotated[float, Range(ge=0)] = 0.0
     """Bound of the gradient's norm over all trained parameters; 0: none."""
+    crop_padding: Annotated[int, Range(ge=0)] = 0
+    """Augmentation: images are moved by up to so many pixels each way, black comes in; 0: none."""
+    flip: bool = False
+    """Augmentation: every other image is mirrored, left to right."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="training")

@@ -1,11 +1,12 @@
 """Data of a federation: data sets, partitions, and the split of each client's examples.
 
-The two tables name what there is; nothing heavy is imported until an entry is used, so that listing
+The tables name what there is; nothing heavy is imported until an entry is used, so that listing
 them is immediate. The way of the data: :class:`Dataset` -> partition -> split -> ``Federation``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fedtailor.core.errors import unknown_name
+from fedtailor.data.known import DATASETS, KnownDataset
 
 if TYPE_CHECKING:
     from fedtailor.data.dataset import Dataset
@@ -27,33 +29,57 @@ class Entry(NamedTuple):
 
     def resolve(self) -> Any:
         """Import the module and return the attribute."""
-        module, attribute = self.target.split(":")
-        return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        return find(self.target)
 
-
-DATASETS: Mapping[str, Entry] = {
-    "cifar10": Entry("cifar:load_cifar10", "60,000 color photographs of 32x32 pixels, 10 classes"),
-    "cifar100": Entry("cifar:load_cifar100", "60,000 color photographs of 32x32 pixels, 100 classes"),
-    "digits": Entry("digits:load_digits", "1,797 handwritten digits of 8x8 pixels, in scikit-learn: no download"),
-    "fashion_mnist": Entry("mnist:load_fashion_mnist", "70,000 gray pictures of clothes of 28x28 pixels, 10 classes"),
-    "mnist": Entry("mnist:load_mnist", "70,000 handwritten digits of 28x28 pixels, 10 classes"),
-}
-"""Data sets by name; an entry resolves to ``load(folder: Path) -> Dataset``."""
 
 PARTITIONS: Mapping[str, Entry] = {
-    "classes": Entry("partition:Classes", "every client holds k classes, each class shared evenly: classes(k=2)"),
-    "dirichlet": Entry(
-        "partition:Dirichlet", "shares of each class drawn from a Dirichlet: dirichlet(alpha=0.5, min_size=10)"
+    "classes": Entry("partitions.classes:Classes", "every client holds k classes, each shared evenly: classes(k=2)"),
+    "cyclic_classes": Entry(
+        "partitions.classes:CyclicClasses",
+        "client i holds classes i to i+k-1, equal sizes (FedCR): cyclic_classes(k=5)",
     ),
-    "iid": Entry("partition:Iid", "examples dealt out at random in equal parts: iid"),
+    "dirichlet": Entry(
+        "partitions.dirichlet:Dirichlet",
+        "shares of each class drawn from a Dirichlet: dirichlet(alpha=0.5, min_size=10)",
+    ),
+    "dirichlet_quota": Entry(
+        "partitions.quota:DirichletQuota",
+        "every client has `quota` examples of classes drawn from a Dirichlet (FedLDA): "
+        "dirichlet_quota(alpha=0.5, quota=500)",
+    ),
+    "domain_labels": Entry(
+        "partitions.domains:DomainLabels", "one domain and k of its labels per client (pFedVEM): domain_labels(k=5)"
+    ),
+    "domains": Entry(
+        "partitions.domains:Domains", "clients within every domain, by Dirichlet: domains(per_domain=4, alpha=0.5)"
+    ),
+    "iid": Entry("partitions.iid:Iid", "examples dealt out at random in equal parts: iid"),
+    "label_slices": Entry(
+        "partitions.slices:LabelSlices", "part of the labels, each cut at random places (pFedVEM): label_slices(k=5)"
+    ),
+    "natural": Entry("partitions.domains:Natural", "one client per writer, site or domain of the data: natural"),
+    "subclass_slices": Entry(
+        "partitions.slices:SubclassSlices", "one subclass of every label, cut at random (pFedVEM): subclass_slices"
+    ),
 }
-"""Partitions by name; an entry resolves to a subclass of :class:`fedtailor.data.partition.Partition`."""
+"""Partitions by name; an entry resolves to a subclass of :class:`fedtailor.data.partitions.base.Partition`."""
+
+
+def find(target: str) -> Any:
+    """Return what ``module:attribute`` within this package names."""
+    module, attribute = target.split(":")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
 
 
 def data_folder(folder: str | Path = "") -> Path:
     """Return the folder of data sets: the argument, else ``FEDTAILOR_DATA``, else ``~/.cache/fedtailor``."""
     chosen = str(folder) or os.environ.get("FEDTAILOR_DATA", "") or "~/.cache/fedtailor"
     return Path(chosen).expanduser()
+
+
+def cache_folder() -> Path:
+    """Return the folder of decoded data: ``FEDTAILOR_CACHE``, else ``~/.cache/fedtailor``."""
+    return Path(os.environ.get("FEDTAILOR_CACHE", "") or "~/.cache/fedtailor").expanduser()
 
 
 def load_dataset(name: str, folder: str | Path = "") -> Dataset:
@@ -69,4 +95,23 @@ def load_dataset(name: str, folder: str | Path = "") -> Dataset:
     """
     if name not in DATASETS:
         raise unknown_name("dataset", name, DATASETS, key="data.dataset")
-    return cast("Dataset", DATASETS[name].resolve()(data_folder(folder)))
+    known = DATASETS[name]
+    dataset = _decode(name, known, data_folder(folder))
+    tested_on = "fabricated" if known.tested_on == "fabricated" else dataset.tested_on
+    complete = dataclasses.replace(
+        dataset,
+        license=known.license,
+        citation=known.citation,
+        official_size=known.examples,
+        tested_on=cast(Any, tested_on),
+    )
+    if "digest" in vars(dataset):  # of the same examples: not computed twice
+        vars(complete)["digest"] = dataset.digest
+    return complete
+
+
+def _decode(name: str, known: KnownDataset, folder: Path) -> Dataset:
+    """Return a data set from the cache of decoded data, or from its files."""
+    from fedtailor.data.cache import cached, signature_of
+
+    return cached(signature_of(known.files, folder), lambda: cast("Dataset", find(known.target)(folder)), name=name)

@@ -1,48 +1,58 @@
-"""From options to a federation: load, divide among clients, split, and make tensors."""
+"""From options to the data of a run: divide, corrupt, and keep a record of both."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedtailor.core.errors import ConfigError, DataError
-from fedtailor.core.federation import Federation, Split
-from fedtailor.core.task import Task
-from fedtailor.data import load_dataset
+from fedtailor.data import data_folder
 from fedtailor.data.dataset import Dataset
+from fedtailor.data.division import Division, divide
 from fedtailor.data.options import DataOptions
-from fedtailor.data.partition import parse_partition
+from fedtailor.data.shift import NEW_PAIRS, Pair, apply_shift, pairs, parse_shift
 from fedtailor.data.split import ClientRows, SplitRecord, split_digest, to_records
 
-__all__ = ["DataOptions", "DividedData", "build", "build_federation", "split_record", "to_federation"]
+__all__ = ["DataOptions", "DividedData", "build", "split_record"]
+
+CLEAN = "clean"
+"""The condition of a client whose examples are as published."""
 
 
 class DividedData(NamedTuple):
-    """A data set and who has which of its examples for what."""
+    """What a run uses: a data set with corrupted copies, and who has which of its examples for what."""
 
+    division: Division
     dataset: Dataset
+    """The division's data set, corrupted copies of examples behind the others."""
     rows: list[ClientRows]
+    """Positions in ``dataset``."""
     num_new: int
-    seed: int
-    """The seed that was used."""
+    client_names: tuple[str, ...]
+    conditions: tuple[str, ...]
+    """What was done to each client's examples: ``clean``, or corruption and severity such as ``frost-3``."""
     notes: list[str]
-    """Sentences on what a reader of results should know."""
 
 
-def build(options: DataOptions, *, run_seed: int, dataset: Dataset | None = None) -> DividedData:
-    """Divide a data set among clients, and each client's examples into training, validation and test.
+def build(
+    options: DataOptions,
+    *,
+    run_seed: int,
+    dataset: Dataset | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> DividedData:
+    """Divide a data set among clients, and corrupt some clients' images if the options say so.
 
     Args:
         options: the ``[data]`` section.
         run_seed: the run's seed, used where ``options.seed`` is "run".
         dataset: in place of the one that ``options`` names.
+        progress: called with the number of corrupted images that are made, and of all.
 
     Raises:
+        ConfigError: options that do not fit the data.
         DataError: a file is missing or damaged, or the partition cannot be met.
 
     Example:
@@ -50,109 +60,64 @@ def build(options: DataOptions, *, run_seed: int, dataset: Dataset | None = None
         >>> [len(rows.train) for rows in divided.rows]
         [479, 479, 479]
     """
-    dataset = dataset if dataset is not None else load_dataset(options.dataset, options.dir)
-    seed = run_seed if options.seed == "run" else options.seed
-    parts = parse_partition(options.partition).divide(dataset.y, clients=options.clients, seed=seed)
-    rows = [split_client(part, options, seed) for part in parts]
-    check_disjoint(rows, len(dataset.y))
-    return DividedData(dataset, rows, options.new_clients, seed, _notes(dataset, rows))
+    division = divide(options, run_seed=run_seed, dataset=dataset)
+    shift = parse_shift(options.shift)
+    if shift is None:
+        names = division.client_names
+        return DividedData(division, division.dataset, division.rows, division.num_new, names, (), division.notes)
+    num_known = len(division.rows) - division.num_new
+    clients = list(range(num_known))
+    done: list[Pair | None] = list(pairs(shift, num_known))
+    conditions: tuple[Pair | None, ...] = (None, *NEW_PAIRS) if shift.new == "all" else (None,)
+    for client in range(num_known, len(division.rows)):  # a new client once per condition: all else is the same
+        clients += [client] * len(conditions)
+        done += conditions
+    rows = [division.rows[client] for client in clients]
+    used = [np.concatenate(each) for each in rows]
+    corrupted, copies = apply_shift(
+        division.dataset,
+        used,
+        done,
+        seed=division.seed,
+        frost_folder=data_folder(options.dir) / "frost",
+        progress=progress,
+    )
+    states = tuple(CLEAN if pair is None else str(pair) for pair in done)
+    names = tuple(_name(division, client, state) for client, state in zip(clients, states, strict=True))
+    notes = [*corrupted.notes, *division.notes[len(division.dataset.notes) :]]
+    mapped = [_cut(copy, each) for copy, each in zip(copies, rows, strict=True)]
+    return DividedData(division, corrupted, mapped, len(rows) - num_known, names, states, notes)
 
 
-def split_client(positions: np.ndarray, options: DataOptions, seed: int) -> ClientRows:
-    """Split one client's positions (n,) as pFedFDA's release does.
-
-    Training gets ``floor((1 - test_share) * n)``, shuffled and not stratified; every client's shuffle starts
-    from the same seed. Of the shuffled training part the first ``floor(fraction * n_train)`` are kept (one
-    at least), so that a smaller fraction is a part of a larger one (the release draws them
-    anew, with another seed); the last ``floor(val_fraction * kept)``
-    of these are for validation. All products are taken in floating point, as released codes do.
-    """
-    order = positions[np.random.RandomState(seed % 2**32).permutation(len(positions))]
-    num_test = len(order) - math.floor((1 - options.test_share) * len(order))
-    test, train = order[:num_test], order[num_test:]
-    kept = train[: max(math.floor(options.fraction * len(train)), min(1, len(train)))]
-    num_train = len(kept) - math.floor(options.val_fraction * len(kept))
-    return ClientRows(kept[:num_train], kept[num_train:], test)
-
-
-def check_disjoint(rows: list[ClientRows], num_rows: int) -> None:
-    """Check that no example is used twice, by one client or by two.
-
-    Raises:
-        DataError: naming an example that is.
-    """
-    used = np.concatenate([positions for each in rows for positions in each])
-    twice = np.flatnonzero(np.bincount(used, minlength=num_rows) > 1)
-    if len(twice):
-        raise DataError(
-            f"training, validation and test examples must be disjoint over all clients, but example {twice[0]} "
-            f"and {len(twice) - 1} others are used more than once.",
-            key="data.partition",
-            allowed="each example at most once",
-            got=f"{len(twice)} examples more than once",
-        )
-
-
-def split_record(divided: DividedData, options: DataOptions) -> SplitRecord:
-    """Return the record of a split, ready for JSON."""
-    clients = to_records(divided.rows)
-    shown = {name: value for name, value in dataclasses.asdict(options).items() if name not in ("dataset", "dir")}
+def split_record(division: Division, conditions: tuple[str, ...] = ()) -> SplitRecord:
+    """Return the record of a split, ready for JSON; positions are those in the data set as published."""
+    clients = to_records(division.rows)
+    shown: Mapping[str, object] = dataclasses.asdict(division.options)
+    machine = ("dataset", "dir", "path", "split")
     return SplitRecord(
-        dataset=divided.dataset.name,
-        data_sha256=divided.dataset.digest,
-        split_sha256=split_digest(clients, divided.num_new),
-        options={**shown, "partition": str(parse_partition(options.partition)), "seed": divided.seed},
-        new_clients=divided.num_new,
+        dataset=division.dataset.name,
+        data_sha256=division.dataset.digest,
+        split_sha256=split_digest(clients, division.num_new, list(conditions)),
+        options={
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in shown.items()
+            if name not in machine
+        },
+        new_clients=division.num_new,
+        client_names=list(division.client_names),
+        conditions=list(conditions),
         clients=clients,
     )
 
 
-def to_federation(divided: DividedData, task: Task) -> Federation:
-    """Make tensors in torch's default dtype; images are normalized, and channels last in memory.
-
-    Args:
-        divided: the data.
-        task: made by the caller for ``dataset.input_shape`` and ``dataset.num_classes``.
-
-    Raises:
-        ConfigError: the task is for examples of another shape, or for another number of classes.
-    """
-    dataset = divided.dataset
-    wanted = f"examples of shape {dataset.input_shape} in {dataset.num_classes} classes, as data set '{dataset.name}'"
-    if (tuple(task.input_shape), task.num_classes) != (dataset.input_shape, dataset.num_classes):
-        got = f"{tuple(task.input_shape)} in {task.num_classes}"
-        raise ConfigError(f"the task must be for {wanted}, got {got}.", key="model", allowed=wanted, got=got)
-    return Federation(
-        x=images(dataset),
-        y=torch.tensor(dataset.y),
-        splits=[Split(*(torch.tensor(positions) for positions in each)) for each in divided.rows],
-        common_task=task,
-        num_new=divided.num_new,
-        class_names=dataset.class_names,
-    )
+def _name(division: Division, client: int, condition: str) -> str:
+    """Return a client's name; a new client has one per condition."""
+    name = division.client_names[client] if division.client_names else str(client)
+    is_new = client >= len(division.rows) - division.num_new
+    return f"{name}-{condition}" if is_new and condition != CLEAN else name
 
 
-def build_federation(options: DataOptions, task: Task, *, run_seed: int, dataset: Dataset | None = None) -> Federation:
-    """Build the data and make tensors of them: :func:`build`, then :func:`to_federation`."""
-    return to_federation(build(options, run_seed=run_seed, dataset=dataset), task)
-
-
-def images(dataset: Dataset) -> Tensor:
-    """Return the normalized images (rows, channels, height, width), channels last in memory."""
-    flat = torch.tensor(dataset.x.ravel(), dtype=torch.get_default_dtype())  # numpy may give an axis of 1 stride 0
-    mean, std = (torch.tensor(values, dtype=flat.dtype) for values in dataset.normalize)
-    return flat.view(dataset.x.shape).div_(dataset.white).sub_(mean).div_(std).permute(0, 3, 1, 2)
-
-
-def _notes(dataset: Dataset, rows: list[ClientRows]) -> list[str]:
-    """Say which clients have nothing to train or test on, and whether the data are all of a known set."""
-    notes = []
-    if dataset.subset:
-        size = f"{len(dataset.y)} examples, published with {dataset.official_size}"
-        notes.append(f"data set '{dataset.name}' is a subset: {size}.")
-    for part, what in (("train", "training"), ("test", "test")):
-        empty = [str(client) for client, each in enumerate(rows) if len(getattr(each, part)) == 0]
-        if empty:
-            shown = ", ".join(empty[:10]) + (" and more" if len(empty) > 10 else "")
-            notes.append(f"{len(empty)} of {len(rows)} clients have no {what} examples: {shown}.")
-    return notes
+def _cut(positions: np.ndarray, like: ClientRows) -> ClientRows:
+    """Cut positions into parts as long as those of ``like``."""
+    first, second = len(like.train), len(like.train) + len(like.val)
+    return ClientRows(positions[:first], positions[first:second], positions[second:])

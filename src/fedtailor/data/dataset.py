@@ -1,4 +1,4 @@
-"""A data set in memory: images as stored, labels, and where they came from."""
+"""A data set in memory: examples as stored, labels, and where they came from."""
 
 from __future__ import annotations
 
@@ -13,8 +13,21 @@ import numpy as np
 from fedtailor.core.errors import DataError
 
 
+class Annotations(NamedTuple):
+    """What a partition may look at: one entry per example; None where the data set has no such notion."""
+
+    labels: np.ndarray  # (rows,), int64
+    subclasses: np.ndarray | None = None  # (rows,), int64: finer classes, each within one label
+    domains: np.ndarray | None = None  # (rows,), int64: domain, writer or site
+
+    def take(self, rows: np.ndarray) -> Annotations:
+        """Return the annotations of some examples."""
+        subclasses, domains = (None if column is None else column[rows] for column in self[1:])
+        return Annotations(self.labels[rows], subclasses, domains)
+
+
 class Normalization(NamedTuple):
-    """Mean and standard deviation of pixels scaled to [0, 1], per channel; one value serves all channels."""
+    """Mean and standard deviation of values scaled by ``white``, per channel; one value serves all channels."""
 
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
@@ -22,21 +35,27 @@ class Normalization(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Images and labels: the official training part first, then the official test part.
+    """Examples and labels: the official training part first, then the official test part.
 
-    A pixel p becomes ``(p / white - mean) / std``; the default maps it to [-1, 1] (pFedFDA's experiments).
+    A value p becomes ``(p / white - mean) / std``; the default maps a pixel to [-1, 1] (pFedFDA's experiments).
 
     Raises:
         DataError: shapes that do not fit together, values that are not finite, labels out of range.
     """
 
     name: str
-    x: np.ndarray  # (rows, height, width, channels), uint8 or float32
-    """Images as stored."""
+    x: np.ndarray  # (rows, height, width, channels), uint8 or float32; or (rows, features), float32
+    """Images as stored, or tables of numbers."""
     y: np.ndarray  # (rows,), int64
     """Labels, 0 to ``num_classes`` - 1."""
     num_classes: int
     class_names: tuple[str, ...] = ()
+    subclasses: np.ndarray | None = None  # (rows,), int64
+    """Finer classes, 0 to ``len(subclass_names)`` - 1, each within one label (pFedVEM's concept drift)."""
+    subclass_names: tuple[str, ...] = ()
+    domains: np.ndarray | None = None  # (rows,), int64
+    """Where each example is from: domain, writer or site, 0 to ``len(domain_names)`` - 1."""
+    domain_names: tuple[str, ...] = ()
     normalize: Normalization = Normalization()
     white: float = 255.0
     """The stored value that becomes 1 before normalization."""
@@ -48,52 +67,71 @@ class Dataset:
     """Whether the reader was tested on the original data, or on fabricated files only."""
     official_size: int = -1
     """Rows of the whole published data set; -1: not known."""
+    partial: bool = False
+    """Known to be a part of the published data, whatever ``official_size`` says."""
     license: str = ""
     citation: str = ""
+    notes: tuple[str, ...] = ()
+    """Sentences on what a reader of results should know of the data."""
 
     def __post_init__(self) -> None:
         if self.num_official_train < 0:
             object.__setattr__(self, "num_official_train", len(self.y))
-        self._check_images()
+        self._check_examples()
         object.__setattr__(self, "x", np.ascontiguousarray(self.x))
         object.__setattr__(self, "y", check_labels(self.y, self.num_classes, where=f"data set '{self.name}'"))
         if self.class_names and len(self.class_names) != self.num_classes:
             raise self._refuse("class names", f"{self.num_classes} names", len(self.class_names))
+        for what, name in (("subclasses", "subclass"), ("domains", "domain")):
+            self._check_column(what, getattr(self, what), getattr(self, f"{name}_names"))
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Shape of one example as a model gets it: (channels, height, width)."""
-        _, height, width, channels = self.x.shape
-        return channels, height, width
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example as a model gets it: (channels, height, width) or (features,)."""
+        return (self.x.shape[-1], *self.x.shape[1:-1])
+
+    @property
+    def annotations(self) -> Annotations:
+        """What a partition may look at."""
+        return Annotations(self.y, self.subclasses, self.domains)
 
     @property
     def subset(self) -> bool:
         """Whether this is only a part of (or more than) the published data set."""
-        return self.official_size >= 0 and len(self.y) != self.official_size
+        return self.partial or (self.official_size >= 0 and len(self.y) != self.official_size)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of images and labels with their shapes and types, the same on every machine."""
+        """SHA-256 of examples, labels, subclasses and domains with shapes and types, the same on every machine."""
         digest = hashlib.sha256()
-        for array in (self.x, self.y):
+        for array in (each for each in (self.x, self.y, self.subclasses, self.domains) if each is not None):
             portable = array.astype(array.dtype.newbyteorder("<"), copy=False)
             digest.update(f"{portable.dtype.str} {portable.shape}\n".encode())
             digest.update(portable.data)
         return digest.hexdigest()
 
-    def _check_images(self) -> None:
-        if self.x.ndim != 4 or 0 in self.x.shape:
-            raise self._refuse("images", "an array (rows, height, width, channels) that is not empty", self.x.shape)
+    def _check_examples(self) -> None:
+        if self.x.ndim not in (2, 4) or 0 in self.x.shape:
+            allowed = "an array (rows, height, width, channels) or (rows, features) that is not empty"
+            raise self._refuse("examples", allowed, self.x.shape)
         if self.x.dtype not in (np.uint8, np.float32):
-            raise self._refuse("images", "of type uint8 or float32", self.x.dtype)
+            raise self._refuse("examples", "of type uint8 or float32", self.x.dtype)
         if len(self.y) != len(self.x):
-            raise self._refuse("labels", f"{len(self.x)}, one for each image", len(self.y))
+            raise self._refuse("labels", f"{len(self.x)}, one for each example", len(self.y))
         if self.x.dtype == np.float32 and not np.isfinite(self.x).all():
-            raise self._refuse("images", "finite", "NaN or infinity")
+            raise self._refuse("examples", "finite", "NaN or infinity")
         mean, std = self.normalize
-        if len(mean) != len(std) or len(mean) not in (1, self.x.shape[3]) or min(std) <= 0:
-            allowed = f"1 or {self.x.shape[3]} means and as many deviations > 0"
+        if len(mean) != len(std) or len(mean) not in (1, self.x.shape[-1]) or min(std) <= 0:
+            allowed = f"1 or {self.x.shape[-1]} means and as many deviations > 0"
             raise self._refuse("normalization", allowed, tuple(self.normalize))
+
+    def _check_column(self, what: str, column: np.ndarray | None, names: tuple[str, ...]) -> None:
+        """Check that every example has one of the named domains or subclasses."""
+        if column is None:
+            return
+        if len(column) != len(self.x):
+            raise self._refuse(what, f"{len(self.x)}, one for each example", len(column))
+        object.__setattr__(self, what, check_labels(column, len(names), where=f"{what} of data set '{self.name}'"))
 
     def _refuse(self, what: str, allowed: str, got: object) -> DataError:
         return DataError(

@@ -25,9 +25,5 @@ def load_digits(folder: Path) -> Dataset:
         num_classes=10,
         class_names=tuple(str(digit) for digit in range(10)),
         white=16.0,
-        official_size=1797,
         sources={f"sklearn/datasets/data/{_SOURCE}": hashlib.sha256(raw).hexdigest()},
-        license="CC BY 4.0 (UCI Machine Learning Repository)",
-        citation="Alpaydin and Kaynak 1998, Optical recognition of handwritten digits, UCI Machine Learning "
-        "Repository.",
     )

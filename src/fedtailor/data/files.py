@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fedtailor.core.errors import DataError
 
-MAX_BYTES = 512 * 2**20
-"""Largest file, and largest content of a compressed file, that is read (CIFAR-100's is 155 MB)."""
+MAX_BYTES = 2**30
+"""Largest file, and largest content of a compressed file, that is read (EMNIST by class has 547 MB of images)."""
 
 
 def read_bytes(path: Path, sources: dict[str, str], *, folder: Path) -> bytes:

@@ -28,14 +28,7 @@ def load_mnist(folder: Path) -> Dataset:
     Raises:
         DataError: a file is missing or damaged.
     """
-    return _load(
-        "mnist",
-        folder / "MNIST" / "raw",
-        class_names=tuple(str(digit) for digit in range(10)),
-        license="none stated by the authors; usually given as CC BY-SA 3.0",
-        citation="LeCun, Bottou, Bengio and Haffner 1998, Gradient-based learning applied to document recognition, "
-        "Proceedings of the IEEE.",
-    )
+    return _load("mnist", folder / "MNIST" / "raw", tuple(str(digit) for digit in range(10)))
 
 
 def load_fashion_mnist(folder: Path) -> Dataset:
@@ -44,17 +37,10 @@ def load_fashion_mnist(folder: Path) -> Dataset:
     Raises:
         DataError: a file is missing or damaged.
     """
-    return _load(
-        "fashion_mnist",
-        folder / "FashionMNIST" / "raw",
-        class_names=_CLOTHES,
-        license="MIT (Zalando SE)",
-        citation="Xiao, Rasul and Vollgraf 2017, Fashion-MNIST: a novel image dataset for benchmarking machine "
-        "learning algorithms, arXiv:1708.07747.",
-    )
+    return _load("fashion_mnist", folder / "FashionMNIST" / "raw", _CLOTHES)
 
 
-def _load(name: str, raw: Path, *, class_names: tuple[str, ...], license: str, citation: str) -> Dataset:
+def _load(name: str, raw: Path, class_names: tuple[str, ...]) -> Dataset:
     sources: dict[str, str] = {}
     images: list[np.ndarray] = []
     labels: list[np.ndarray] = []
@@ -76,10 +62,7 @@ def _load(name: str, raw: Path, *, class_names: tuple[str, ...], license: str, c
         num_classes=10,
         class_names=class_names,
         num_official_train=len(labels[0]),
-        official_size=70_000,
         sources=sources,
-        license=license,
-        citation=citation,
     )
 
 

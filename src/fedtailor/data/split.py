@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, cast
 
@@ -35,16 +36,20 @@ class SplitRecord(TypedDict):
     data_sha256: str
     """Digest of images and labels (``Dataset.digest``)."""
     split_sha256: str
-    """Digest of ``clients`` and ``new_clients``."""
+    """Digest of ``clients``, ``new_clients`` and ``conditions``."""
     options: dict[str, Any]
     """Options of the split with the seed that was used; no folder, which differs between machines."""
     new_clients: int
+    client_names: list[str]
+    conditions: list[str]
+    """What was done to each client's examples in a run; a new client comes once per condition; empty: nothing."""
     clients: list[ClientRecord]
 
 
-def split_digest(clients: list[ClientRecord], new_clients: int) -> str:
-    """Return the SHA-256 of who has which example for what; the same on every machine."""
-    text = json.dumps({"clients": clients, "new_clients": new_clients}, sort_keys=True, separators=(",", ":"))
+def split_digest(clients: list[ClientRecord], new_clients: int, conditions: Sequence[str] = ()) -> str:
+    """Return the SHA-256 of who has which example for what, in which condition; the same on every machine."""
+    content = {"clients": clients, "new_clients": new_clients, **({"conditions": conditions} if conditions else {})}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -61,7 +66,7 @@ def read_split(path: Path) -> SplitRecord:
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        digest = split_digest(record["clients"], record["new_clients"])
+        digest = split_digest(record["clients"], record["new_clients"], record.get("conditions", ()))
         recorded = record["split_sha256"]
     except OSError as error:
         raise _refuse(path, "a file that can be read", error.strerror or str(error)) from error

@@ -73,11 +73,13 @@ def build_model(
 
 
 def default_model(input_shape: tuple[int, ...]) -> str:
-    """Return the name of the model for inputs of a shape: a convolutional network for images of its size, or ``mlp``.
+    """Return the name of the model for inputs of a shape: a convolutional network for images, ``mlp`` for the rest.
+
+    Images of at least 32 x 32 pixels get ``cifar_cnn``, smaller ones ``emnist_cnn`` unless they are too small for it.
 
     Example:
-        >>> default_model((3, 32, 32)), default_model((64,))
-        ('cifar_cnn', 'mlp')
+        >>> default_model((3, 32, 32)), default_model((1, 16, 16)), default_model((1, 8, 8)), default_model((64,))
+        ('cifar_cnn', 'emnist_cnn', 'mlp', 'mlp')
     """
-    networks: dict[tuple[int, ...], str] = {(28, 28): "emnist_cnn", (32, 32): "cifar_cnn"}
-    return networks.get(tuple(input_shape)[1:], "mlp")
+    side = min(input_shape[1:], default=0) if len(input_shape) == 3 else 0
+    return "cifar_cnn" if side >= 32 else "emnist_cnn" if side >= 12 else "mlp"

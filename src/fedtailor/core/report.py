@@ -1,0 +1,46 @@
+"""What a round reports: evaluations, metrics and events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fedtailor.core.metrics import Scores
+
+Point = Literal["global", "local", "personalized"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of one model per client, and what exactly they are scores of."""
+
+    point: Point
+    adaptation: str
+    """What was done to the model on the client's training data before."""
+    clients: Literal["known", "new"]
+    ids: list[int]
+    scores: list[Scores]
+    test_set: Literal["clients", "validation", "complete"] = "clients"
+    """The clients' own test examples, or their validation examples, or the complete official test part; the last
+    has one score and no ids."""
+    diagnostics: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Number by name and client."""
+
+
+@dataclass
+class RoundReport:
+    """What happened in a round."""
+
+    round: int
+    cohort: list[int]
+    evaluations: list[Evaluation] = field(default_factory=list)
+    metrics: dict[str, dict[int, float]] = field(default_factory=dict)
+    """The algorithm's training metrics, by name and client."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    steps: int = 0
+    """Gradient steps of all clients, those of the personalization after the last round included."""
+    seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "aggregate": 0.0, "evaluate": 0.0})
+    personal: dict[int, Any] = field(default_factory=dict)
+    """Personal models by client, after the last round."""

@@ -1,0 +1,114 @@
+"""The ten image corruptions of CIFAR-S at five severities, in the order of its release.
+
+Hendrycks and Dietterich 2019 (ICLR) define them; the values are those for images of 32 x 32 pixels, which pFedFDA
+(McLaughlin and Su 2024, NeurIPS) uses. Every random draw depends on seed, corruption, severity and the image's row in
+the data set alone: an image is corrupted the same way whoever holds it, and whatever is corrupted with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtailor.core.errors import ConfigError, DataError, unknown_name
+from fedtailor.data.corruptions.batch import Batch, Draws
+from fedtailor.data.corruptions.blur import defocus_blur, motion_blur
+from fedtailor.data.corruptions.digital import brightness, contrast, jpeg
+from fedtailor.data.corruptions.noise import gaussian_noise, impulse_noise, shot_noise
+from fedtailor.data.corruptions.pictures import draw_frost
+from fedtailor.data.corruptions.weather import fog, frost
+
+__all__ = ["CORRUPTIONS", "SEVERITIES", "Corruption", "corrupt"]
+
+SEVERITIES = range(1, 6)
+
+_CHUNK_VALUES = 2**18  # of float64: 2 MB, so that what is computed stays in the processor's cache
+
+
+class Corruption(NamedTuple):
+    """A corruption and its parameters at every severity."""
+
+    apply: Callable[..., np.ndarray]
+    """Called with a :class:`Batch` and the parameters; returns images of the same shape."""
+    levels: tuple[tuple[float, ...], ...]
+
+
+CORRUPTIONS: Mapping[str, Corruption] = {
+    "motion_blur": Corruption(motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
+    "defocus_blur": Corruption(defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))),
+    "gaussian_noise": Corruption(gaussian_noise, ((0.04,), (0.06,), (0.08,), (0.09,), (0.10,))),
+    "shot_noise": Corruption(shot_noise, ((500,), (250,), (100,), (75,), (50,))),
+    "impulse_noise": Corruption(impulse_noise, ((0.01,), (0.02,), (0.03,), (0.05,), (0.07,))),
+    "frost": Corruption(frost, ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))),
+    "fog": Corruption(fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
+    "jpeg": Corruption(jpeg, ((80,), (65,), (58,), (50,), (40,))),
+    "brightness": Corruption(brightness, ((0.05,), (0.1,), (0.15,), (0.2,), (0.3,))),
+    "contrast": Corruption(contrast, ((0.75,), (0.5,), (0.4,), (0.3,), (0.15,))),
+}
+"""Corruptions by name; their order is that by which the release numbers them."""
+
+
+def corrupt(
+    images: np.ndarray,
+    kind: str,
+    severity: int,
+    *,
+    rows: np.ndarray,
+    seed: int,
+    frost: Sequence[np.ndarray] | None = None,
+) -> np.ndarray:
+    """Return corrupted images.
+
+    Args:
+        images: (n, height, width, 1 or 3), uint8.
+        kind: a name in :data:`CORRUPTIONS`.
+        severity: 1 to 5.
+        rows: (n,), each image's position in the data set: what is random about an image depends on it.
+        seed: of all that is random.
+        frost: pictures of frost, (height, width, 3), uint8, from :func:`.pictures.load_frost`; without, drawn ones.
+
+    Returns:
+        An array like ``images``.
+
+    Raises:
+        ConfigError: no such corruption or severity.
+        DataError: images of another shape or type, or not as many rows as images.
+
+    Example:
+        >>> gray = np.full((1, 32, 32, 3), 100, np.uint8)
+        >>> int(corrupt(gray, "brightness", 4, rows=np.array([0]), seed=0)[0, 0, 0, 0])
+        151
+    """
+    _check(images, kind, severity, rows)
+    corruption = CORRUPTIONS[kind]
+    if kind == "frost" and not frost:
+        frost = draw_frost()
+    out = np.empty_like(images, order="C")
+    chunk = max(1, _CHUNK_VALUES // max(1, int(np.prod(images.shape[1:]))))
+    for start in range(0, len(images), chunk):
+        part = slice(start, start + chunk)
+        batch = Batch(images[part], Draws(seed, f"{kind}-{severity}", rows[part]), frost or ())
+        out[part] = corruption.apply(batch, *corruption.levels[severity - 1])
+    return out
+
+
+def _check(images: np.ndarray, kind: str, severity: int, rows: np.ndarray) -> None:
+    if kind not in CORRUPTIONS:
+        raise unknown_name("corruption", kind, CORRUPTIONS)
+    if severity not in SEVERITIES:
+        raise ConfigError(
+            f"severity must be a whole number from 1 to 5, got {severity}.",
+            key="severity",
+            allowed="1 to 5",
+            got=severity,
+        )
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape[1:]:
+        allowed = "of type uint8 and shape (rows, height, width, 1 or 3)"
+        got = f"{images.dtype}, {images.shape}"
+        raise DataError(f"images to corrupt must be {allowed}, got {got}.", key="images", allowed=allowed, got=got)
+    if rows.shape != images.shape[:1] or rows.dtype.kind not in "iu" or (rows < 0).any():
+        allowed = f"{len(images)} positions >= 0, one for each image"
+        got = f"type {rows.dtype} of shape {rows.shape}"
+        raise DataError(f"rows must be {allowed}, got {got}.", key="rows", allowed=allowed, got=got)

@@ -1,0 +1,52 @@
+"""Images that tables name in their column ``image``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedtailor.data.options import DataOptions
+from fedtailor.data.own.duplicates import Occurrence
+from fedtailor.data.own.images import Picture, Pictures, read_pictures
+from fedtailor.data.own.names import safe_name
+from fedtailor.data.own.place import Place, show
+from fedtailor.data.own.report import Findings
+from fedtailor.data.own.table import Table
+
+
+def read_table_images(
+    folder: Path, tables: Sequence[Table], options: DataOptions, findings: Findings
+) -> Pictures | None:
+    """Read the images of all tables, in order; None where an error left nothing to use.
+
+    Paths are relative to ``folder``, that of the tables, and do not lead out of it, by a link neither.
+    ``rows`` of the result counts through the rows of all tables.
+    """
+    root = folder.resolve()
+    pictures: list[Picture] = []
+    complete = True
+    for table in tables:
+        for row, (name, label) in enumerate(zip(table.cells.images or [], table.cells.labels, strict=True)):
+            path = _find(root, name, table.place, table.cells.lines[row])
+            if path is None:
+                complete = False
+                continue
+            part = "test" if table.is_test is not None and table.is_test[row] else "train"
+            pictures.append(Picture(path, Occurrence(table.place.site, part, safe_name(label), safe_name(name))))
+    return read_pictures(pictures, options, findings) if complete else None
+
+
+def _find(root: Path, name: str, place: Place, line: int) -> Path | None:
+    """Return the file an image's path stands for; None, with the problem added, if there is none in the folder."""
+    try:
+        path = (root / name).resolve()
+        inside, there = path.is_relative_to(root), path.is_file()
+    except (OSError, RuntimeError, ValueError):  # a link that leads to itself, a name no file can have
+        inside, there = True, False
+    if not inside:
+        place.error("image_outside", f"Image {show(name)} is not within the folder of the table.", line)
+        return None
+    if not there:
+        place.error("missing_image", f"Image {show(name)} is no file in the folder of the table.", line)
+        return None
+    return path

@@ -1,0 +1,122 @@
+"""Partitions along the domains, writers or sites of a data set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from fedtailor.core.options import Range
+from fedtailor.data.dataset import Annotations
+from fedtailor.data.partitions.base import Partition
+from fedtailor.data.partitions.blocks import check_sizes, cut_points, give_blocks
+from fedtailor.data.partitions.dealing import positions_by_value
+from fedtailor.data.partitions.dirichlet import draw_shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class Natural(Partition):
+    """One client per domain, writer or site, in their order.
+
+    With fewer clients than domains, the first ones are used and the examples of the others are not, as in pFedFDA's
+    experiment with the first 1000 writers (McLaughlin and Su 2024, NeurIPS).
+    """
+
+    name = "natural"
+    hands_out_all = False
+
+    def default_clients(self, annotations: Annotations) -> int:
+        """Return the number of domains with examples."""
+        return len(_by_domain(self, annotations)[0])
+
+    def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
+        """Return the examples of each of the first domains."""
+        present, by_domain = _by_domain(self, annotations)
+        if clients > len(present):
+            allowed = f"at most {len(present)} clients, one for each domain with examples"
+            raise self.impossible(allowed, f"{clients} clients")
+        return by_domain[:clients]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domains(Partition):
+    """Each domain is divided among ``per_domain`` clients of its own, by class as in ``dirichlet``.
+
+    Table 7 of pFedFDA (McLaughlin and Su 2024, NeurIPS): Digit-5, four clients for each of five domains. Clients come
+    in the order of the domains.
+    """
+
+    name = "domains"
+
+    per_domain: Annotated[int, Range(ge=1)] = 4
+    """Clients of a domain."""
+    alpha: Annotated[float, Range(gt=0)] = 0.5
+    """Concentration: the smaller, the more the clients of a domain differ."""
+    min_size: Annotated[float, Range(ge=0)] = 10.0
+    """Least number of examples of a client."""
+
+    def default_clients(self, annotations: Annotations) -> int:
+        """Return ``per_domain`` times the number of domains with examples."""
+        return self.per_domain * len(_by_domain(self, annotations)[0])
+
+    def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
+        """Divide one domain after the other, with one stream of random numbers."""
+        present, by_domain = _by_domain(self, annotations)
+        if clients != self.per_domain * len(present):
+            allowed = f"{self.per_domain} x {len(present)} = {self.per_domain * len(present)} clients"
+            raise self.impossible(f"{allowed}, per_domain for each domain with examples", str(clients))
+        generator = np.random.RandomState(seed % 2**32)
+        parts = []
+        for domain, positions in zip(present, by_domain, strict=True):
+            where = f" of domain {domain}"
+            if self.per_domain > len(positions):
+                raise self.impossible(f"at least {self.per_domain} examples{where}", str(len(positions)))
+            _, classes = positions_by_value(annotations.labels[positions])
+            pools = [positions[each] for each in classes]
+            parts += draw_shares(self, pools, self.per_domain, self.alpha, self.min_size, generator, where)
+        return parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainLabels(Partition):
+    """Every client has one random domain and ``k`` random labels of it.
+
+    The feature skew of pFedVEM (Zhu et al. 2023, CVPR, appendix E.3): a data set is drawn for each client, five
+    labels in it, and random examples of these. How many examples is not stated there. Inferred here: the examples
+    of a label in a domain are cut at random places into a block for each client that drew both, as in
+    ``label_slices`` with cut points for each label. What nobody drew is not used.
+    """
+
+    name = "domain_labels"
+    hands_out_all = False
+
+    k: Annotated[int, Range(ge=1)] = 5
+    """Labels of a client."""
+
+    def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
+        """Draw a domain and labels for each client, then cut what is wanted by several."""
+        present, by_domain = _by_domain(self, annotations)
+        cells = [positions_by_value(annotations.labels[positions]) for positions in by_domain]
+        for domain, (labels, _) in zip(present, cells, strict=True):
+            if len(labels) < self.k:
+                raise self.impossible(f"at least {self.k} labels in every domain", f"{len(labels)} in domain {domain}")
+        generator = np.random.default_rng([seed])
+        takers: dict[tuple[int, int], list[int]] = {}  # by index of the domain, and of the label in it
+        for client, domain in enumerate(generator.integers(len(present), size=clients).tolist()):
+            for label in generator.choice(len(cells[domain][0]), self.k, replace=False).tolist():
+                takers.setdefault((domain, label), []).append(client)
+        takers = dict(sorted(takers.items()))
+        pools = [by_domain[domain][cells[domain][1][label]] for domain, label in takers]
+        blocks = [len(clients_of) for clients_of in takers.values()]
+        names = [f"class {cells[domain][0][label]} in domain {present[domain]}" for domain, label in takers]
+        check_sizes(self, pools, blocks, names)
+        cuts = [cut_points(len(pool), wanted, generator) for pool, wanted in zip(pools, blocks, strict=True)]
+        return give_blocks(pools, cuts, list(takers.values()), clients, generator)
+
+
+def _by_domain(partition: Partition, annotations: Annotations) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the domains with examples, and the positions of each."""
+    if annotations.domains is None:
+        raise partition.impossible("domains (writers or sites)", "none: the data set has no such notion")
+    return positions_by_value(annotations.domains)

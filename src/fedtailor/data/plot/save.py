@@ -1,0 +1,93 @@
+"""Pictures as files: one specification becomes a page, an image of pixels, or an image of lines."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtailor.core.errors import ConfigError, RunError, did_you_mean
+from fedtailor.data.plot.style import Picture
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data: blob:; \
+script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'">
+<title>{title}</title>
+<script>{library}</script>
+</head>
+<body>
+<div id="picture"></div>
+<script>
+vegaEmbed("#picture", {specification}, {{renderer: "svg", actions: {{export: true, source: false, compiled: false, \
+editor: false}}}});
+</script>
+</body>
+</html>
+"""
+"""The policy keeps the page from the network whatever the drawing library would like to load."""
+
+
+def save(chart: Picture, path: Path) -> None:
+    """Write a picture as ``.html`` (self-contained: it needs no network), ``.png`` (two pixels per point) or ``.svg``.
+
+    The file appears whole; one that is there is replaced.
+
+    Raises:
+        ConfigError: another ending.
+        RunError: the file cannot be written.
+    """
+    ending = path.suffix.lower()
+    if ending not in _WRITERS:
+        allowed = sorted(_WRITERS)
+        message = f"'{path.name}': a picture's ending must be {', '.join(allowed)}, got '{ending}'"
+        raise ConfigError(
+            f"{message}{did_you_mean(ending, allowed)}" if did_you_mean(ending, allowed) else f"{message}.",
+            key="out",
+            path=str(path),
+            allowed=allowed,
+            got=ending,
+        )
+    _write(path, _WRITERS[ending](chart.to_dict()))
+
+
+def _to_html(specification: Mapping[str, Any]) -> bytes:
+    """Return a page. Names from outside are data in JSON without ``<``, so that none can end the script."""
+    import vl_convert
+
+    text = json.dumps(specification).replace("<", "\\u003c")
+    title = html.escape(str(specification["title"]["text"]))
+    return _PAGE.format(
+        title=title, library=vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"), specification=text
+    ).encode()
+
+
+def _to_png(specification: Mapping[str, Any]) -> bytes:
+    import vl_convert
+
+    return vl_convert.vegalite_to_png(dict(specification), scale=2, allowed_base_urls=[])
+
+
+def _to_svg(specification: Mapping[str, Any]) -> bytes:
+    import vl_convert
+
+    return vl_convert.vegalite_to_svg(dict(specification), allowed_base_urls=[]).encode()
+
+
+_WRITERS: Mapping[str, Callable[[Mapping[str, Any]], bytes]] = {".html": _to_html, ".png": _to_png, ".svg": _to_svg}
+
+
+def _write(path: Path, raw: bytes) -> None:
+    """Write under a temporary name in the same folder, then rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(raw)
+        os.replace(temporary, path)
+    except OSError as reason:
+        temporary.unlink(missing_ok=True)
+        raise RunError(f"cannot write '{path}': {reason.strerror or reason}.", path=str(path)) from reason

@@ -1,0 +1,207 @@
+"""Splits from files: our own ``split.json``, and folders of ``client_*.npz`` as pFedFDA's release writes them.
+
+The release (McLaughlin and Su, NeurIPS 2024, https://github.com/cj-mclaughlin/pFedFDA) writes one NumPy archive per
+client, ``client_0.npz`` and so on, with two arrays ``train`` and ``test``: positions in the official training part
+followed by the official test part, which is how :class:`~fedtailor.data.dataset.Dataset` counts too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast, get_args
+
+import numpy as np
+
+from fedtailor.core.errors import DataError, RunError
+from fedtailor.data.dataset import Dataset
+from fedtailor.data.options import TestPolicy
+from fedtailor.data.own.npz import read_archive
+from fedtailor.data.own.place import Unusable, show
+from fedtailor.data.split import ClientRows, SplitRecord, read_split
+
+MAX_SPLIT_BYTES = 128 * 2**20
+"""Largest ``split.json`` that is read: room for some fifteen million positions."""
+
+MAX_FILES = 100_000
+"""Most entries of a folder of ``client_*.npz`` files."""
+
+_ARRAYS = ("train", "test")
+_NAME = re.compile(r"client_(0|[1-9][0-9]{0,5})\.npz")
+
+
+class LoadedSplit(NamedTuple):
+    """Who has which examples, as a file says."""
+
+    rows: list[ClientRows]
+    num_new: int
+    """How many of the last clients are new."""
+    client_names: tuple[str, ...]
+    """Empty: numbers."""
+    test: TestPolicy
+    """How test examples were chosen."""
+
+
+def read_split_file(path: Path, dataset: Dataset) -> LoadedSplit:
+    """Read who has which examples of a data set; that no example is used twice is not checked here.
+
+    A folder of ``client_*.npz`` has no new clients, no names and no validation examples.
+
+    Args:
+        path: ``split.json``, or a folder of ``client_*.npz``, which says nothing of the data set it is for.
+        dataset: the data that are divided.
+
+    Raises:
+        DataError: naming the file: it is missing, damaged, no split or one of other data, or a position is no row.
+    """
+    if os.path.isdir(path):  # Path.is_dir raises where a folder above cannot be entered
+        return LoadedSplit(_read_folder(path, len(dataset.y)), 0, (), "given")
+    _check_size(path, MAX_SPLIT_BYTES)
+    record = read_split(path)
+    if record["data_sha256"] != dataset.digest:
+        raise _other_data(path, record, dataset)
+    clients: Any = record["clients"]  # JSON: of any type
+    if type(clients) is not list or not clients:
+        raise _refuse(path, "a list of one client or more", show(clients))
+    rows = [_from_json(path, client, each, len(dataset.y)) for client, each in enumerate(clients)]
+    num_new, names = record["new_clients"], record["client_names"]
+    if type(num_new) is not int or not 0 <= num_new < len(rows):
+        raise _refuse(path, f"new_clients from 0 to {len(rows) - 1}", show(num_new))
+    if type(names) is not list or any(type(name) is not str for name in names) or len(names) not in (0, len(rows)):
+        raise _refuse(path, f"client_names to be no or {len(rows)} texts", show(names))
+    return LoadedSplit(rows, num_new, tuple(names), _policy(path, record["options"]))
+
+
+def write_npz_split(folder: Path, rows: Sequence[ClientRows]) -> None:
+    """Write a folder of ``client_*.npz`` that the release of pFedFDA can read; it appears whole.
+
+    That form has no validation examples: they are written behind the training examples.
+
+    Raises:
+        DataError: something is there already; it is never overwritten.
+        RunError: the folder cannot be written.
+    """
+    if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
+        raise _refuse(folder, "a folder that does not exist, or is empty", "one that exists")
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        for client, each in enumerate(rows):
+            np.savez(temporary / f"client_{client}.npz", train=np.concatenate([each.train, each.val]), test=each.test)
+        if folder.exists():
+            folder.rmdir()
+        temporary.rename(folder)
+    except OSError as reason:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise RunError(f"cannot write '{folder}': {reason.strerror or reason}.", path=str(folder)) from reason
+
+
+def _policy(path: Path, options: Any) -> TestPolicy:
+    """Return how test examples were chosen."""
+    test = options.get("test") if isinstance(options, dict) else None
+    if test not in (allowed := get_args(TestPolicy)):
+        raise _refuse(path, f"options.test to be one of {', '.join(allowed)}", show(test))
+    return cast(TestPolicy, test)
+
+
+def _read_folder(folder: Path, num_rows: int) -> list[ClientRows]:
+    """Return the clients in the order of their numbers: 2 before 10."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in itertools.islice(entries, MAX_FILES + 1)]
+    except OSError as error:
+        raise _refuse(folder, "a folder that can be read", error.strerror or str(error)) from error
+    if len(names) > MAX_FILES:
+        raise _refuse(folder, f"at most {MAX_FILES} files", "more")
+    found = sorted(name for name in names if name.startswith("client_") and name.endswith(".npz"))
+    wrong = next((name for name in found if not _NAME.fullmatch(name)), None)
+    if wrong is not None:
+        raise _refuse(
+            folder / wrong, "a name such as client_0.npz, with a number that has no further zeros", show(wrong)
+        )
+    numbers = {int(name[len("client_") : -len(".npz")]) for name in found}
+    if not numbers:
+        raise _refuse(folder, "files client_0.npz, client_1.npz and so on", "none")
+    absent = next((number for number in range(len(numbers)) if number not in numbers), None)
+    if absent is not None:
+        raise _refuse(folder, f"client_{absent}.npz, as there is client_{max(numbers)}.npz", "no such file")
+    return [_read_client(folder / f"client_{number}.npz", num_rows) for number in range(len(numbers))]
+
+
+def _read_client(path: Path, num_rows: int) -> ClientRows:
+    limit = 64 * num_rows + 2**16  # two arrays of at most all rows, 8 bytes each, and their headers: four times that
+    _check_size(path, limit)
+    try:
+        arrays, names = read_archive(path.read_bytes(), _ARRAYS, limit=limit)
+    except OSError as error:
+        raise _refuse(path, "a file that can be read", error.strerror or str(error)) from error
+    except Unusable as error:
+        raise DataError(f"{path}: {error.message}", key="data.split", path=str(path), got=error.kind) from error
+    if sorted(names) != sorted(_ARRAYS):
+        raise _refuse(path, "the arrays 'train' and 'test'", ", ".join(map(show, names[:5])) or "none")
+    train, test = (_check_positions(f"{path}: {name}", path, arrays[name], num_rows) for name in _ARRAYS)
+    return ClientRows(train, np.zeros(0, np.int64), test)
+
+
+def _from_json(path: Path, client: int, record: Any, num_rows: int) -> ClientRows:
+    """Return the positions of a client from JSON of any form."""
+    if type(record) is not dict or set(record) != set(ClientRows._fields):
+        raise _refuse(path, f"client {client} to have {', '.join(ClientRows._fields)}", show(record))
+    parts = []
+    for name in ClientRows._fields:
+        values = record[name]
+        if type(values) is not list or any(type(value) is not int for value in values):  # True would pass as 1
+            raise _refuse(path, f"{name} of client {client} to be a list of whole numbers", show(values))
+        wide = np.array(values, dtype=object if any(abs(value) >> 62 for value in values) else np.int64)
+        parts.append(_check_positions(f"{path}: {name} of client {client}", path, wide, num_rows))
+    return ClientRows(*parts)
+
+
+def _check_positions(where: str, path: Path, values: np.ndarray, num_rows: int) -> np.ndarray:
+    """Return positions (n,) as int64 if all are rows of the data set."""
+    allowed = f"positions from 0 to {num_rows - 1}"
+    if values.size == 0 and values.ndim == 1:
+        return np.zeros(0, np.int64)  # NumPy makes float64 of an empty list
+    if values.ndim != 1 or values.dtype.kind not in "iuO":
+        got = f"type {values.dtype} of shape {values.shape}"
+    elif len(wrong := np.flatnonzero((values < 0) | (values >= num_rows))):
+        got = f"{values[wrong[0]]} at place {wrong[0]}"
+    else:
+        return values.astype(np.int64)
+    raise DataError(
+        f"{where}: expected {allowed}, got {got}.", key="data.split", path=str(path), allowed=allowed, got=got
+    )
+
+
+def _check_size(path: Path, limit: int) -> None:
+    try:
+        size = path.stat().st_size
+    except (OSError, ValueError) as error:  # a ValueError for a name with a null character
+        raise _refuse(path, "a file that can be read", getattr(error, "strerror", "") or str(error)) from error
+    if not path.is_file():
+        raise _refuse(path, "a regular file", "something else")
+    if size > limit:
+        raise _refuse(path, f"at most {limit} bytes", f"{size} bytes")
+
+
+def _other_data(path: Path, record: SplitRecord, dataset: Dataset) -> DataError:
+    digest = show(record["data_sha256"])
+    return DataError(
+        f"{path}: the split is of data set {show(record['dataset'])} with the digest {digest}, but data set "
+        f"'{dataset.name}' has the digest '{dataset.digest}'. Its positions would mean other examples: give the data "
+        "that were divided, read with the same options, or divide these.",
+        key="data.split",
+        path=str(path),
+        allowed=dataset.digest,
+        got=digest,
+    )
+
+
+def _refuse(path: Path, allowed: str, got: str) -> DataError:
+    return DataError(
+        f"{path}: expected {allowed}, got {got}.", key="data.split", path=str(path), allowed=allowed, got=got
+    )

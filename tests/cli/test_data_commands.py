@@ -1,0 +1,241 @@
+"""The commands of ``fedtailor data``, in process."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedtailor.cli import main
+from fedtailor.cli_data import PLOTS, data_app
+from fedtailor.data import fetch as fetching
+from fedtailor.data.split import read_split
+
+COMMANDS = ("list", "fetch", "check", "partition", "plot")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    return tmp_path
+
+
+@pytest.fixture
+def data(capsys):
+    """Return a function that runs a command; it returns exit code, stdout and stderr."""
+
+    def call(*arguments):
+        code = main(["data", *arguments])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def as_json(result, code=0):
+    assert result[0] == code, result
+    assert result[2] == "" or not result[2].startswith("error"), result
+    return json.loads(result[1])
+
+
+def test_the_commands_are_these():
+    assert [command.name or command.callback.__name__ for command in data_app.registered_commands] == list(COMMANDS)
+
+
+def test_list(data, folder):
+    (folder / "MNIST/raw").mkdir(parents=True)
+    (folder / "MNIST/raw/train-labels-idx1-ubyte").write_bytes(bytes(1500))
+    record = as_json(data("list", "--data-dir", ".", "--json"))
+    by_name = {entry["name"]: entry for entry in record["datasets"]}
+    assert record["data_folder"] == "." and by_name["mnist"]["state"] == "partial"
+    code, out, err = data("list", "--data-dir", ".")
+    assert code == 0 and err == "" and all(f" {name} " in out for name in by_name)
+    row = next(line for line in out.splitlines() if line.startswith(" mnist "))
+    assert "partial" in row and "1.5 kB" in row and "fetch" in row
+
+
+def test_fetch(data, folder, monkeypatch):
+    content = b"content"
+    table = {
+        "mnist": (
+            fetching.Download("http://nowhere/file", "MNIST/raw/file", "sha256:" + hashlib.sha256(content).hexdigest()),
+        )
+    }
+
+    def arrive(url, part, report):
+        report(0, 7)
+        part.write_bytes(content)
+        report(7, 7)
+
+    monkeypatch.setattr("fedtailor.data.transfer.transfer", arrive)
+    monkeypatch.setattr(fetching.fetch, "__kwdefaults__", {**fetching.fetch.__kwdefaults__, "downloads": table})
+    code, out, err = data("fetch", "mnist", "--data-dir", "there")
+    assert code == 0 and "MNIST/raw/file" in out and "7 B" in out
+    assert err.splitlines() == ["file: 0 B of 7 B, 0 %", "file: 7 B of 7 B, 100 %"]
+    record = as_json(data("fetch", "mnist", "--data-dir", "there", "--json"))
+    assert record["files"] == [{"path": "MNIST/raw/file", "bytes": 7}] and record["elsewhere"] is None
+    assert as_json(data("fetch", "digits", "--json"))["files"] == []
+    assert "needs no files" in data("fetch", "digits")[2]
+
+
+def test_an_interrupted_fetch_says_how_to_go_on(data, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedtailor.data.transfer.transfer", interrupted)
+    code, out, err = data("fetch", "mnist", "--data-dir", "there")
+    assert (code, out) == (6, "") and err == "interrupted; the same command goes on where this one ended.\n"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_cannot_be_used_to_write_to_the_terminal(terminal, monkeypatch, capsys):
+    from fedtailor.terminal_data import FetchLine
+
+    monkeypatch.setenv("TTY_COMPATIBLE", str(int(terminal)))
+    with FetchLine() as line:
+        line("\x1b]0;owned\x07", 5_000_000, 10_000_000)
+        line("unpacking it", 1234, 0)
+    err = capsys.readouterr().err
+    assert "\x1b]0" not in err and "\x07" not in err and "1,234 files" in err
+    assert ("5.0 MB of 10.0 MB, 50 %" in err) or terminal, "a line that changes may have shown the last state only"
+
+
+@pytest.mark.parametrize(("name", "code", "named"), [("mnits", 3, "did you mean 'mnist'"), ("femnist", 4, "LEAF")])
+def test_fetch_refuses_in_one_sentence(data, name, code, named):
+    found, out, err = data("fetch", name)
+    assert found == code and out == "" and len(err.splitlines()) == 1 and named in err
+    assert named in as_json(data("fetch", name, "--json"), code)["error"]["message"]
+
+
+def test_partition_writes_a_split_that_can_be_read(data, folder):
+    record = as_json(data("partition", "--clients", "4", "--partition", "iid", "--out", "split.json", "--json"))
+    split = read_split(folder / "split.json")
+    assert (record["data_sha256"], record["split_sha256"]) == (split["data_sha256"], split["split_sha256"])
+    assert record["dataset"] == "digits" and record["seed"] == 42 and record["out"] == "split.json"
+    assert [client["train"] for client in record["clients"]] == [len(client["train"]) for client in split["clients"]]
+    assert all(sum(client["class_counts"].values()) == client["train"] for client in record["clients"])
+    before = (folder / "split.json").read_bytes()
+    code, _, err = data("partition", "--partition", "iid", "--out", "split.json")
+    assert code == 3 and "never overwritten" in err and (folder / "split.json").read_bytes() == before
+
+
+def test_partition_without_a_file_prints_only(data, folder):
+    code, out, _ = data(
+        "partition", "--clients", "60", "--partition", "iid", "--seed", "7", "--set", "data.fraction=0.5"
+    )
+    assert code == 0 and not list(folder.iterdir())
+    assert "seed 7" in out and "10 more clients" in out and "60 clients, 0 of them new" in out and "SHA-256" in out
+
+
+def test_partition_is_that_of_a_run(data, folder):
+    options = ["--clients", "3", "--partition", "dirichlet(alpha=1.0)"]
+    as_json(data("partition", *options, "--out", "split.json", "--json"))
+    assert main(["run", *options, "--rounds", "1", "-a", "fedavg", "--out", "run"]) == 0
+    split = read_split(folder / "run/split.json")
+    assert split == read_split(folder / "split.json")
+
+
+BAD = [
+    (["partition", "--set", "training.lr=1"], 3, "data.fraction"),
+    (["partition", "--partition", "iidd"], 3, "iid"),
+    (["partition", "--clients", "0.5"], 2, "clients"),
+    (["partition", "-d", "mnist", "--data-dir", "nowhere"], 4, "nowhere"),
+    (["plot", "bubles", "--out", "a.svg"], 2, "did you mean 'bubbles'"),
+    (["plot", "bubbles", "--out", "a.jpg"], 3, ".svg"),
+    (["fetch"], 2, "name"),
+    (["nothing"], 2, "nothing"),
+    (["partition", "--out", "no/split.json", "--partition", "iid"], 5, "no/split.json"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "named"), BAD, ids=[" ".join(case[0]) for case in BAD])
+def test_bad_input_is_one_sentence(data, folder, arguments, code, named):
+    found, out, err = data(*arguments)
+    assert (found, out) == (code, "") and len(err.splitlines()) == 1 and err.startswith("error: ")
+    assert named in err.lower() and not list(folder.iterdir())
+
+
+def write_site(folder, name="north", rows=12):
+    (folder / name).mkdir(parents=True)
+    labels = np.arange(rows) % 2
+    np.savez(
+        folder / name / "train.npz",
+        x=np.zeros((rows, 4, 4), np.uint8) + labels[:, None, None].astype(np.uint8),
+        y=labels,
+    )
+
+
+def test_check_of_usable_data(data, folder):
+    for name in ("north", "south"):
+        write_site(folder / "own", name)
+    record = as_json(data("check", "own", "--json"))
+    assert record["usable"] and [site["name"] for site in record["sites"]] == ["north", "south"]
+    assert sum(record["sites"][0]["train"].values()) == 12
+    code, out, err = data("check", "own")
+    assert code == 0 and "north" in out and err.splitlines()[-1] == "The data can be used."
+
+
+def test_check_of_unusable_data_is_exit_4(data, folder):
+    write_site(folder / "own")
+    (folder / "own/\x1b[31mbad").mkdir()
+    (folder / "own/\x1b[31mbad/train.npz").write_bytes(b"no archive")
+    record = as_json(data("check", "own", "--json"), code=4)
+    assert not record["usable"] and record["problems"][0]["severity"] == "error"
+    code, out, err = data("check", "own")
+    assert code == 4 and "error: " in err and "cannot be used" in err.splitlines()[-1]
+    assert "\x1b" not in out + err
+    assert data("check", "missing")[0] == 4
+
+
+def test_problems_are_grouped_errors_first():
+    from fedtailor.data.describe import describe_findings
+    from fedtailor.data.own.report import Findings, OwnData, Site
+
+    findings = Findings(sites=[Site("a")])
+    for number in range(5):
+        findings.add("warning", "odd", "a", f"file{number}", "Odd.")
+    findings.add("error", "broken", "", "file", "Broken.")
+    record = describe_findings("path", OwnData(None, findings))
+    assert [(group["kind"], group["count"], len(group["first"])) for group in record["problems"]] == [
+        ("broken", 1, 1),
+        ("odd", 5, 3),
+    ]
+    assert not record["usable"] and record["sites"][0]["problems"] == 5
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PLOTS if kind != "corruptions"])
+def test_plot(data, folder, kind):
+    options = ["--clients", "3", "--partition", "iid", "--out", f"{kind}.svg"]
+    assert as_json(data("plot", kind, *options, "--json")) == {"plot": kind, "out": f"{kind}.svg"}
+    assert (folder / f"{kind}.svg").read_text().startswith("<svg")
+    assert f"{kind}.svg" in data("plot", kind, *options)[2]
+
+
+def test_plot_of_corruptions_is_asked_for_with_the_seed_and_the_frost_folder(data, folder, monkeypatch):
+    from fedtailor.data import plot
+
+    asked = []
+
+    def sheet(dataset, **options):
+        asked.append((dataset.name, options))
+        return plot.bubbles(np.ones((1, 1), int))
+
+    monkeypatch.setattr(plot, "corruption_sheet", sheet)
+    assert data("plot", "corruptions", "--seed", "3", "--data-dir", "there", "--out", "a.svg")[0] == 0
+    assert asked == [("digits", {"seed": 3, "frost_folder": Path("there/frost")})]
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=lambda c: " ".join(c) or "all")
+def test_help_imports_nothing_heavy(command):
+    heavy = ("torch", "numpy", "scipy", "sklearn", "pydantic", "altair", "requests", "PIL")
+    code = f"""
+import sys
+from fedtailor.cli import main
+code = main({["data", *command, "--help"]!r})
+print([name for name in {heavy!r} if name in sys.modules], code, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.strip() == "[] 0" and "Usage" in done.stdout

@@ -1,0 +1,68 @@
+"""What is known of data sets and what is there."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedtailor.data import cifar, digit5, inventory, mnist
+from fedtailor.data.downloads import DOWNLOADS, ELSEWHERE
+from fedtailor.data.known import DATASETS
+
+
+def records(folder: Path) -> dict[str, dict]:
+    return {record["name"]: record for record in inventory.inventory(folder)}
+
+
+def test_every_data_set_has_a_record(tmp_path: Path) -> None:
+    found = records(tmp_path / "nowhere")
+    assert list(found) == sorted(DATASETS)
+    assert {name for name, record in found.items() if record["state"] == "included"} == {"digits", "synthetic"}
+    assert {record["state"] for record in found.values()} == {"included", "absent"}
+    for name, record in found.items():
+        assert json.loads(json.dumps(record)) == record
+        assert record["description"] and record["license"] and record["citation"]
+        assert record["fetchable"] == (name in DOWNLOADS) == bool(record["urls"])
+        assert record["elsewhere"] == ELSEWHERE.get(name)
+        assert (record["files"], record["bytes"]) == (0, 0)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_files_are_counted_and_not_decoded(
+    tmp_path: Path, write_idx: Callable[..., dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch, compress: bool
+) -> None:
+    write_idx(compress=compress)
+    for module, function in ((mnist, "load_mnist"), (digit5, "load_digit5"), (cifar, "load_cifar10")):
+        monkeypatch.setattr(module, function, lambda _: pytest.fail("decoded"))
+    found = records(tmp_path)
+    size = sum(path.stat().st_size for path in (tmp_path / "MNIST/raw").iterdir())
+    assert (found["mnist"]["state"], found["mnist"]["files"], found["mnist"]["bytes"]) == ("present", 4, size)
+    assert found["digit5"]["state"] == "partial" and found["fashion_mnist"]["state"] == "absent"
+    next((tmp_path / "MNIST/raw").glob("train-images*")).unlink()
+    assert records(tmp_path)["mnist"]["state"] == "partial"
+
+
+def test_unfinished_downloads_do_not_count(tmp_path: Path) -> None:
+    for path in ("MNIST/raw/train-images-idx3-ubyte.gz.part", "EMNIST/raw/gzip.zip"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text("1")
+    (tmp_path / "MNIST/raw/link").symlink_to("nowhere")
+    found = records(tmp_path)
+    assert found["mnist"]["state"] == found["emnist_letters"]["state"] == "absent" and found["mnist"]["bytes"] == 0
+
+
+def test_what_is_put_there_by_hand_is_present_if_anything_is(tmp_path: Path) -> None:
+    (tmp_path / "MNIST-M").mkdir()
+    (tmp_path / "MNIST-M/train_images.npy").write_text("1")
+    assert records(tmp_path)["mnist_m"]["state"] == "present"
+
+
+def test_what_is_fetched_only_in_part_is_partial(tmp_path: Path) -> None:
+    (tmp_path / "SUN397").mkdir()
+    for file in ("ClassName.txt", "sun_a.jpg"):
+        (tmp_path / "SUN397" / file).write_text("1")
+    assert records(tmp_path)["sun397"]["state"] == "partial"
+    (tmp_path / "SUN397/three_levels.csv").write_text("1")
+    assert records(tmp_path)["sun397"]["state"] == "present"
