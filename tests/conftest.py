@@ -8,7 +8,8 @@ from jaxtyping import install_import_hook
 # Before these modules are imported: their shape annotations are enforced while tests run. Not all of core, because
 # the hook also guards the constructors of dataclasses, and bad options must reach `check_options` instead.
 install_import_hook(
-    ["fedtailor.core.gaussian", "fedtailor.core.interpolation", "fedtailor.core.metrics"], "beartype.beartype"
+    ["fedtailor.core.diagonal", "fedtailor.core.gaussian", "fedtailor.core.interpolation", "fedtailor.core.metrics"],
+    "beartype.beartype",
 )
 
 import pytest  # noqa: E402

@@ -278,7 +278,7 @@ def test_demo(folder, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "known"),
     [
-        ("algorithms", {"fedavg", "fedavg_ft", "local", "pfedfda"}),
+        ("algorithms", {"fedavg", "fedavg_ft", "fedcr", "fedlda", "local", "pfedfda", "pfedvem"}),
         ("datasets", {"cifar10", "cifar100", "digits", "fashion_mnist", "mnist"}),
         ("models", {"cifar_cnn", "emnist_cnn", "mlp"}),
         ("partitions", {"classes", "dirichlet", "iid"}),

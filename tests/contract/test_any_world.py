@@ -33,8 +33,20 @@ plans = st.sampled_from(
 )
 VARIANTS = {
     "fedavg_ft": [{"finetune": "head"}, {"finetune_epochs": 1}],
+    "fedlda": [
+        {"penalty_centering": "batch"},
+        {"evaluated_body": "local", "penalty": 0.0},
+        {"momentum": 0.0, "cov_ridge": 0.1},
+    ],
     "local": [{"train": "cohort"}],
     "pfedfda": [{"beta": "multi"}, {"beta": "none"}, {"evaluate_drop_last": True}],
+    "pfedvem": [
+        {"confidence": "uncertainty"},
+        {"confidence": "deviation", "head_lr": 1e-5},
+        {"prediction_draws": 3, "evaluated_body": "global"},
+        {"train_all": False},
+        {"onboard_body": True, "onboard_rounds": 2},
+    ],
 }
 """Options worth trying besides the defaults."""
 

@@ -54,9 +54,11 @@ def test_bytes_are_those_of_the_leaves(algorithm, model):
             weights = {}
             for name, entry in record.of("train")[report.round, client][1].items():
                 field = declared[name]
-                for leaf in tree.leaves(entry.value):
-                    rows = entry.weight.count_nonzero() / entry.weight.numel() if isinstance(entry, Mean) else 1
-                    count += int(scalars(field.kind, leaf) * rows)
+                mask = entry.weight if isinstance(entry, Mean) else getattr(entry, "rows", ())
+                rows = 1 if isinstance(mask, tuple) else mask.count_nonzero() / mask.numel()
+                count += sum(round(float(scalars(field.kind, leaf) * rows)) for leaf in tree.leaves(entry.value))
+                if isinstance(entry, Mean):
+                    assert rows > 0
                 if isinstance(entry, Mean) and field.weight != "equal":
                     weights[field.weight] = entry.weight.numel()
             count += sum(weights.values())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from both_ways import key_of, one_by_one, stacked
-from fedtailor.core.local import StepOutput, classification_loss, train
+from fedtailor.core.local import StepOutput, Trained, classification_loss, train
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import LossOutput, Training
 from worlds import federation, perceptron
@@ -186,3 +186,10 @@ def test_buffers_of_a_nested_model_need_their_path(float64):
     data = world.data(2).train
     with pytest.raises(TypeError, match="buffer 'running_mean', which is neither in params nor in context"):
         train(world.common_task, nested_loss, start, data=data, key=key_of(2), training=Training(steps=1))
+
+
+@pytest.mark.parametrize(("value", "expected"), [(1.0, True), (torch.inf, False), (torch.nan, False)])
+def test_parameters_that_are_not_finite_are_not_sound(value, expected):
+    one = Trained({"a": torch.ones(3), "b": (torch.tensor([0.0, value]),)}, torch.tensor(1), torch.tensor(0.0))
+    assert bool(one.sound()) is expected
+    assert bool(one._replace(params=()).sound())

@@ -105,3 +105,11 @@ def test_entries_are_matched_by_name():
     assert tree.map(torch.add, one, two) == {"a": torch.tensor(3), "b": torch.tensor(30)}
     stacked = tree.stack([one, two])
     assert stacked["a"].tolist() == [1, 2] and stacked["b"].tolist() == [10, 20]
+
+
+@laws
+@given(trees)
+def test_where_takes_one_tree_or_the_other(value):
+    other = tree.map(lambda leaf: leaf + 1, value)
+    assert equal(tree.where(torch.tensor(True), value, other), value)
+    assert equal(tree.where(torch.tensor(False), value, other), other)

@@ -18,10 +18,22 @@ TABLE = {
         "fedtailor.algorithms.fedavg_ft:FedAvgFT",
         "FedAvg, and every client fine-tunes a copy of the final model",
     ),
+    "fedcr": (
+        "fedtailor.algorithms.fedcr:FedCR",
+        "shared body with Gaussian features aligned by class, private heads (Zhang 2023)",
+    ),
+    "fedlda": (
+        "fedtailor.algorithms.fedlda:FedLDA",
+        "shared body and Gaussian classifier, a class prior per client (McLaughlin 2023)",
+    ),
     "local": ("fedtailor.algorithms.local:Local", "every client trains alone; nothing is sent"),
     "pfedfda": (
         "fedtailor.algorithms.pfedfda:PFedFDA",
         "shared body, a Gaussian classifier per client, blended with the global one (McLaughlin 2024)",
+    ),
+    "pfedvem": (
+        "fedtailor.algorithms.pfedvem:PFedVEM",
+        "shared body, Gaussian heads around a latent global one, weighted by confidence (Zhu 2023)",
     ),
 }
 """Name -> (``module:Class``, one line for lists)."""

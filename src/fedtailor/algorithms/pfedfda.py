@@ -44,9 +44,12 @@ from fedtailor.core.federation import ClientData, ClientInfo, Cohort, ExampleSet
 from fedtailor.core.gaussian import (
     blend,
     class_moments,
+    condition,
     covariance,
     known_means,
     lda_head,
+    mahalanobis,
+    mean_surprise,
     nearest_pd,
     smooth_prior,
 )
@@ -157,7 +160,8 @@ class PFedFDA(Algorithm[Global, State, Personal]):
         trained = train(
             task, body_loss, shared.body, context=head, data=data.train, key=key, training=self.training, collect="all"
         )
-        means, cov, beta = self._adapt(task, shared, trained.collected(), prior, state.beta, key, min_count=1)
+        seen = trained.collected()
+        means, cov, beta = self._adapt(task, shared, seen, prior, state.beta, key, min_count=1)
         n = data.info.num_train
         upload = {"body": Mean(trained.params, n), "means": Mean(means, n), "covariance": Mean(cov, n)}
         metrics = {
@@ -167,6 +171,7 @@ class PFedFDA(Algorithm[Global, State, Personal]):
             "beta_covariance": beta[1],
             "max_head_weight": head.weight.abs().max(),
             "feature_scale": shared.covariance.diagonal().sqrt().mean(),
+            "feature_surprise": mean_surprise(seen.x, seen.y, seen.weight, means, cov, _SHRINKAGE),
         }
         personal = self._personal(trained.params, means, cov, prior, beta)
         return ClientUpdate(State(beta), upload, personal=personal, metrics=metrics)
@@ -195,6 +200,11 @@ class PFedFDA(Algorithm[Global, State, Personal]):
         """Return logits: log joint densities up to a term that all classes share."""
         return predict_features(task, personal.body, x) @ personal.head.weight.T + personal.head.bias
 
+    def unfamiliarity(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+        """Return the Mahalanobis distance of features from the nearest class mean."""
+        z = predict_features(task, personal.body, x)
+        return mahalanobis(z, personal.means, personal.covariance, _SHRINKAGE).to(z.dtype)
+
     def diagnostics(self, task: Task, personal: Personal) -> dict[str, Tensor]:
         """Record beta, the largest classifier weight and the scale of the features."""
         return {
@@ -202,6 +212,7 @@ class PFedFDA(Algorithm[Global, State, Personal]):
             "beta_covariance": personal.beta[1],
             "max_head_weight": personal.head.weight.abs().max(),
             "feature_scale": personal.covariance.diagonal().sqrt().mean(),
+            "covariance_condition": condition(personal.covariance, _SHRINKAGE),
         }
 
     def _adapt(

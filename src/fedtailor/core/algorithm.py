@@ -134,6 +134,10 @@ class Algorithm(ABC, Generic[S, C, P]):
     def predict(self, task: Task, personal: P, x: Tensor) -> Tensor:
         """Return logits or log-probabilities (n, classes)."""
 
+    def unfamiliarity(self, task: Task, personal: P, x: Tensor) -> Tensor | None:
+        """Return how strange inputs are to a personal model (n,), larger for stranger ones; None: it cannot tell."""
+        return None
+
     def diagnostics(self, task: Task, personal: P) -> dict[str, Tensor]:
         """Return numbers (0-d tensors) worth recording about a personal model."""
         return {}

@@ -7,6 +7,7 @@ factorization, they come out as NaN for their client alone.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -62,6 +63,15 @@ def known_means(
     return torch.where((moments.counts >= min_count)[:, None], moments.means, fallback.double())
 
 
+def scatter_about(moments: ClassMoments, centers: Float[Tensor, "classes d"]) -> Float64[Tensor, "d d"]:
+    """Return the scatter of the features about other centers than their class means.
+
+    The scatter about the means, plus ``sum_c n_c (mean_c - center_c)(mean_c - center_c)^T``.
+    """
+    gaps = moments.means - centers.double()
+    return moments.scatter + gaps.mT @ (gaps * moments.counts[:, None])
+
+
 def covariance(
     scatter: Float[Tensor, "d d"], count: Real[Tensor, ""], ridge: float, offset: float
 ) -> Float64[Tensor, "d d"]:
@@ -102,15 +112,77 @@ def lda_head(
     Reference: Hastie, Tibshirani, Friedman 2009, The Elements of Statistical Learning, section 4.3.
     """
     matrix = shrink(covariance, shrinkage)
-    d = matrix.shape[-1]
-    eigenvalues, vectors = torch.linalg.eigh(finite_or(matrix, torch.eye(d, dtype=matrix.dtype, device=matrix.device)))
-    magnitude = eigenvalues.abs()
-    regular = magnitude > d * torch.finfo(torch.float64).eps * magnitude.max()
-    inverse = torch.where(regular, 1.0 / torch.where(regular, eigenvalues, 1.0), 0.0)
+    inverse, vectors = _inverse(matrix)
     centers = means.double()
     weight = ((centers @ vectors) * inverse) @ vectors.mT
     weight = torch.where(all_finite(matrix), weight, torch.nan)
     return weight, -0.5 * (centers * weight).sum(1) + prior.double().log()
+
+
+def mahalanobis(
+    z: Float[Tensor, "n d"],
+    means: Float[Tensor, "classes d"],
+    covariance: Float[Tensor, "d d"],
+    shrinkage: float = 0.0,
+) -> Float64[Tensor, "n"]:
+    """Return how far features lie from the nearest class mean, in standard deviations: large for unfamiliar inputs.
+
+    ``min_c sqrt((z - mean_c)^T S^-1 (z - mean_c))``, with the covariance S shrunk by ``shrinkage`` first. Directions
+    without any variance count nothing; after shrinking there are none. Where S is not finite, the result is NaN.
+
+    Reference: Lee et al. 2018, "A simple unified framework for detecting out-of-distribution samples and adversarial
+    attacks", NeurIPS.
+    """
+    matrix = shrink(covariance, shrinkage)
+    inverse, vectors = _inverse(matrix)
+    whiten = vectors * inverse.clamp_min(0.0).sqrt()
+    distances = torch.cdist(z.double() @ whiten, means.double() @ whiten, compute_mode="donot_use_mm_for_euclid_dist")
+    return torch.where(all_finite(matrix)[0], distances.amin(1), torch.nan)
+
+
+def mean_surprise(
+    z: Float[Tensor, "n d"],
+    labels: Int[Tensor, "n"],
+    weight: Real[Tensor, "n"],
+    means: Float[Tensor, "classes d"],
+    covariance: Float[Tensor, "d d"],
+    shrinkage: float = 0.0,
+) -> Float64[Tensor, ""]:
+    """Return the mean negative log-likelihood of features given their classes: how Gaussian they are, in nats.
+
+    The covariance is shrunk by ``shrinkage`` first. Infinite where it is singular, NaN where it is not finite, 0 if the
+    weights are all 0.
+    """
+    matrix = shrink(covariance, shrinkage)
+    inverse, vectors = _inverse(matrix)
+    gaps = (z.double() - means.double()[labels.clamp(0, means.shape[0] - 1)]) @ vectors
+    constant = matrix.shape[-1] * math.log(2 * math.pi) - torch.where(inverse > 0, inverse.log(), -torch.inf).sum()
+    values = 0.5 * ((gaps**2 * inverse).sum(1) + constant)
+    row_weight = weight.double()
+    total = row_weight.sum()
+    mean = torch.where(row_weight > 0, values * row_weight, 0.0).sum() / torch.where(total > 0, total, 1.0)
+    return torch.where(all_finite(matrix)[0, 0], mean, torch.nan)
+
+
+def condition(covariance: Float[Tensor, "d d"], shrinkage: float = 0.0) -> Float64[Tensor, ""]:
+    """Return the ratio of the largest to the smallest eigenvalue of a covariance, shrunk by ``shrinkage`` first.
+
+    Infinite where it is singular, NaN where it is not finite.
+    """
+    matrix = shrink(covariance, shrinkage)
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    smallest, largest = torch.linalg.eigvalsh(finite_or(matrix, identity))[[0, -1]]
+    ratio = torch.where(smallest > 0, largest / torch.where(smallest > 0, smallest, 1.0), torch.inf)
+    return torch.where(all_finite(matrix)[0, 0], ratio, torch.nan)
+
+
+def _inverse(matrix: Float64[Tensor, "d d"]) -> tuple[Float64[Tensor, "d"], Float64[Tensor, "d d"]]:
+    """Return inverse eigenvalues, 0 for those that vanish, and eigenvectors; of the identity if it is not finite."""
+    d = matrix.shape[-1]
+    eigenvalues, vectors = torch.linalg.eigh(finite_or(matrix, torch.eye(d, dtype=matrix.dtype, device=matrix.device)))
+    magnitude = eigenvalues.abs()
+    regular = magnitude > d * torch.finfo(torch.float64).eps * magnitude.max()
+    return torch.where(regular, 1.0 / torch.where(regular, eigenvalues, 1.0), 0.0), vectors
 
 
 def nearest_pd(covariance: Float[Tensor, "d d"], threshold: float = 1e-15) -> Float64[Tensor, "d d"]:

@@ -61,6 +61,11 @@ def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     return rebuild(tree, iter([function(*(column[path] for column in columns)) for path in columns[0]]))
 
 
+def where(condition: Tensor, tree: Tree, other: Tree) -> Tree:
+    """Return the first tree where a condition () holds, else the other one; both are of one structure."""
+    return map(lambda first, second: torch.where(condition, first, second), tree, other)
+
+
 def stack(trees: Sequence[Tree]) -> Tree:
     """Stack trees of one structure: every leaf gets a leading axis of ``len(trees)``."""
     return map(lambda *rows: torch.stack(rows), trees[0], *trees[1:])

@@ -30,6 +30,10 @@ MODELS: Mapping[str, ModelEntry] = {
     "emnist_cnn": ModelEntry(
         "two convolution stages, 128 features, for 28 x 28 images (pFedFDA, FedPAC)", "fedtailor.models.cnn:emnist_cnn"
     ),
+    "fedcr_cnn": ModelEntry(
+        "two convolution stages and two layers of 1024 units (FedCR)", "fedtailor.models.fedcr:fedcr_cnn"
+    ),
+    "fedcr_mlp": ModelEntry("two hidden layers of 1024 units (FedCR)", "fedtailor.models.fedcr:fedcr_mlp"),
     "mlp": ModelEntry("one hidden layer of 100 units (option hidden), for any input", "fedtailor.models.mlp:mlp"),
 }
 """The built-in models by name, in alphabetical order."""

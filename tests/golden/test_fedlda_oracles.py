@@ -1,0 +1,185 @@
+"""What must hold for FedLDA whatever the numbers: limits, symmetries, and how the covariance is centered.
+
+The body is the identity in most of these (inputs are not negative), so features are whatever a test asks for.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from fedtailor.algorithms.fedlda import FedLDA, Global, State, correlation
+from fedtailor.core.algorithm import Download
+from fedtailor.core.federation import Federation, Split
+from fedtailor.core.rng import new_key
+from fedtailor.core.task import Task, Training
+from fedtailor.models.mlp import mlp
+from golden import fda, harness
+from golden.network import BODY, sgd
+
+STILL = Training(epochs=0)
+
+
+def client_with(z, y, classes):
+    """Return the task and data of a client whose inputs are the given features."""
+    d = z.shape[1]
+    task = Task(mlp((d,), classes, hidden=d), classes, (d,))
+    rows = torch.arange(len(y))
+    world = Federation(torch.from_numpy(z), torch.from_numpy(y), [Split(rows, rows[:0], rows[:0])], task)
+    return task, world.data(0)
+
+
+def server(means, covariance):
+    """Return a server state whose body is the identity."""
+    d = means.shape[1]
+    body = {"hidden.weight": torch.eye(d), "hidden.bias": torch.zeros(d)}
+    return Global(body, torch.from_numpy(means), torch.from_numpy(covariance))
+
+
+def blobs(seed=0, *, n=30, d=4, classes=3):
+    """Return features of Gaussian classes far from zero, labels, and a server's Gaussian."""
+    draw = np.random.default_rng(seed)
+    means = 10 + draw.normal(size=(classes, d))
+    y = draw.integers(0, classes, n)
+    return means[y] + draw.normal(size=(n, d)), y, 10 + draw.normal(size=(classes, d)), np.cov(draw.normal(size=(d, 9)))
+
+
+def upload_of(algorithm, z, y, means, covariance):
+    """Return the means and the covariance that a client uploads which does not train."""
+    task, data = client_with(z, y, len(means))
+    update = algorithm.local_update(task, Download(server(means, covariance)), (), data, new_key(0))
+    return (update.upload[name].value.numpy() for name in ("means", "covariance"))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.2, 0.5, 1.0])
+def test_centering_by_blended_means_adds_the_distance_of_the_means(beta):
+    z, y, means, covariance = blobs()
+    _, given = upload_of(FedLDA(momentum=beta, training=STILL), z, y, means, covariance)
+    constants = fda.Constants(ridge=0.0, offset=0.0)
+    local = fda.estimate(z, y, means, constants)
+    gaps = [np.outer(a - b, a - b) * (y == c).sum() for c, (a, b) in enumerate(zip(local.means, means))]
+    expected = local.covariance + beta**2 * np.sum(gaps, 0) / (len(y) - 1)
+    harness.assert_close(given, beta * covariance + (1 - beta) * expected, 1e-11)
+
+
+def test_with_momentum_1_the_gaussian_never_changes():
+    z, y, means, covariance = blobs()
+    given = upload_of(FedLDA(momentum=1.0, training=STILL), z, y, means, covariance)
+    assert all(np.array_equal(one, two) for one, two in zip(given, (means, covariance)))
+
+
+def test_with_momentum_0_moments_are_local():
+    z, y, means, covariance = blobs()
+    given = upload_of(FedLDA(momentum=0.0, training=STILL), z, y, means, covariance)
+    local = fda.estimate(z, y, means, fda.Constants(ridge=0.0, offset=0.0))
+    for one, two in zip(given, local):
+        harness.assert_close(one, two)
+
+
+def test_means_are_those_of_pfedfda_with_beta_one_half():
+    z, y, means, covariance = blobs()
+    given, _ = upload_of(FedLDA(training=STILL), z, y, means, covariance)
+    local = fda.estimate(z, y, means, fda.RELEASED)
+    expected = fda.blend(local, fda.Gaussian(means, covariance), np.full(2, 0.5))
+    harness.assert_close(given, expected.means)
+
+
+def test_without_a_penalty_training_is_that_of_cross_entropy(recorder):
+    world = harness.federation()
+    training = Training(lr=0.1, momentum=0.9, weight_decay=0.01, epochs=2, batch_size=5)
+    recorder.run(FedLDA(training=training, penalty=0.0), world, rounds=1)
+    for client in world.known:
+        visit = recorder.visit(1, "train", client)
+        x, y = harness.examples(world, client)
+        shared = visit.shared
+        pi = fda.prior(y, harness.CLASSES)
+        head = fda.discriminant(shared.means.numpy(), shared.covariance.numpy(), pi, 1e-4)
+        start = {**harness.arrays(shared.body), **dict(zip(("head.weight", "head.bias"), head))}
+        (batches,) = visit.plans
+        trained, _, _ = sgd(start, x, y, batches, training, BODY)
+        harness.assert_close(visit.output[1]["body"].value, {name: trained[name] for name in BODY})
+
+
+def test_batches_of_one_pay_no_penalty(recorder, monkeypatch):
+    """Bit for bit the training without one, whichever mean centers."""
+    training = Training(lr=0.1, epochs=2, batch_size=1)
+    bodies = []
+    for options in ({"penalty": 0.0}, {"penalty": 9.0}, {"penalty": 9.0, "penalty_centering": "batch"}):
+        run = harness.Recorder(monkeypatch).run(FedLDA(training=training, **options), harness.federation(), rounds=1)
+        bodies.append(run.visit(1, "train", 0).output[1]["body"].value)
+    assert all(torch.equal(bodies[0][name], other[name]) for other in bodies[1:] for name in BODY)
+
+
+def test_penalty_of_uncorrelated_features_is_0_and_scales_quadratically():
+    ones = torch.ones(4)
+    uncorrelated = torch.tensor([[1.0, 2, 0], [-1, 2, 0], [1, -2, 0], [-1, -2, 0]])
+    same = torch.zeros(4, dtype=torch.int64)
+    assert float(correlation(uncorrelated, same, ones, 1)) == 0
+    z = torch.from_numpy(np.random.default_rng(0).normal(size=(9, 5)))
+    groups = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 0])
+    for chosen, count in ((groups, 3), (torch.zeros_like(groups), 3)):
+        once, thrice = (correlation(factor * z, chosen, torch.ones(9), count) for factor in (1.0, 3.0))
+        assert torch.isclose(thrice, 9 * once, rtol=1e-13)
+    expected = np.cov(z.numpy().T)
+    expected = np.abs(expected - np.diag(np.diag(expected))).sum() / 5
+    harness.assert_close(correlation(z, torch.zeros_like(groups), torch.ones(9), 3), np.asarray(expected))
+
+
+def test_rows_of_weight_0_change_no_penalty():
+    z = torch.from_numpy(np.random.default_rng(0).normal(size=(9, 5)))
+    groups, weight = torch.tensor([0, 1, 1, 0, 1, 1, 0, 1, 0]), torch.tensor([1.0] * 6 + [0.0] * 3)
+    harness.assert_close(
+        correlation(z, groups, weight, 2), correlation(z[:6], groups[:6], torch.ones(6), 2).numpy(), 1e-15
+    )
+
+
+def test_clients_differ_by_their_priors_alone():
+    z, _, means, covariance = blobs(n=6)
+    heads, priors = [], []
+    for y in (np.array([0, 0, 0, 0, 1, 2]), np.array([1, 1, 1, 2, 2, 2])):
+        task, data = client_with(z, y, 3)
+        personal = FedLDA().personalize(task, Download(server(means, covariance)), (), data, new_key(0))
+        heads.append(personal.head)
+        priors.append(fda.prior(y, 3))
+    assert torch.equal(heads[0].weight, heads[1].weight)
+    harness.assert_close(heads[0].bias - heads[1].bias, np.log(priors[0]) - np.log(priors[1]), 1e-12)
+
+
+def test_a_prior_can_rule_classes_out():
+    z, y, means, covariance = blobs(n=6)
+    task, data = client_with(z, np.zeros_like(y), 3)
+    algorithm = FedLDA(prior_smoothing=1e-300)
+    personal = algorithm.personalize(task, Download(server(means, covariance)), (), data, new_key(0))
+    probabilities = algorithm.predict(task, personal, data.train.x).softmax(1)
+    assert torch.isfinite(personal.head.bias).all()
+    assert float(probabilities[:, 1:].max()) < 1e-250
+
+
+def test_a_client_keeps_its_body_and_has_the_servers_before_it_trained():
+    z, y, means, covariance = blobs()
+    task, data = client_with(z, y, 3)
+    algorithm = FedLDA(evaluated_body="local", training=Training(lr=0.1, epochs=1))
+    download, key = Download(server(means, covariance)), new_key(0)
+    fresh = algorithm.init_client(task, data.info, key)
+    update = algorithm.local_update(task, download, fresh, data, key)
+    before, after = (algorithm.personalize(task, download, state, data, key) for state in (fresh, update.state))
+    assert isinstance(update.state, State)
+    for name in BODY:
+        assert torch.equal(before.body[name], download.shared.body[name])
+        assert torch.equal(after.body[name], update.upload["body"].value[name])
+        assert not torch.equal(after.body[name], before.body[name])
+
+
+def test_features_that_are_always_zero_leave_the_classifier_finite(recorder):
+    """The share of the initial identity halves every round; after 60 rounds only shrinking keeps S regular."""
+
+    def no_inputs(x, splits):
+        x[:] = 0
+
+    world = harness.federation(change=no_inputs)
+    training = Training(lr=0.05, epochs=1, batch_size=5)
+    recorder.run(FedLDA(training=training), world, rounds=60, evaluate_every=0, personalized_every=0)
+    covariance = recorder.visit(60, "personalize", 0).shared.covariance
+    assert float(covariance.diagonal().min()) < 1e-10
+    assert recorder.reports[-1].events == [] and set(recorder.reports[-1].personal) == {0, 1}
+    condition = recorder.reports[-1].metrics["covariance_condition"][0]
+    assert 1 <= condition < 1e5 * harness.HIDDEN

@@ -1,0 +1,206 @@
+"""pFedVEM against its specification (Zhu, Ma and Blaschko 2023, and the released code), two rounds.
+
+What stands in ``tests/golden/vem.py`` was written from the equations, without the library's arithmetic; it is given
+the order of batches and the noise that the library drew.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.pfedvem import PFedVEM
+from fedtailor.core import gaussian_heads
+from fedtailor.core.rng import new_key
+from fedtailor.core.task import Training
+from golden import harness, vem
+from golden.compare import assert_scores
+from golden.network import BODY, HEAD, features
+from worlds import Planned
+
+TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
+TOLERANCE = 1e-11
+THREE = (*harness.LABELS, [0, 2, 2, 1])
+
+
+@pytest.fixture(autouse=True)
+def noises(recorder, monkeypatch):
+    """Keep the noise that each program draws for its losses with what the recorder keeps of it."""
+    original = gaussian_heads.normal
+
+    def normal(key, shape):
+        drawn = original(key, shape)
+        vars(recorder.current).setdefault("noises", []).append(drawn.numpy())
+        return drawn
+
+    monkeypatch.setattr(gaussian_heads, "normal", normal)
+
+
+def head_of(params):
+    return tuple(params[name].numpy() for name in HEAD)
+
+
+def posterior_of(state):
+    return vem.Posterior(head_of(state.posterior.mean), head_of(state.posterior.raw))
+
+
+def first_posterior(w, scale):
+    raw = tuple(np.full_like(part, np.log(np.expm1(scale))) for part in w)
+    return vem.Posterior(w, raw)
+
+
+def assert_run(recorder, world, algorithm, cohorts, *, rounds=2):
+    """Compare every update, aggregate and evaluation; return the confidences by (round, client)."""
+    shared = recorder.visit(1, "train", 0).shared
+    body, w = harness.arrays(shared.body), head_of(shared.head)
+    clients = [client for client in world.known if len(world.splits[client].train)]
+    posteriors, bodies, taus = {}, {}, {}
+    for round in range(1, rounds + 1):
+        trained = clients if algorithm.train_all else cohorts[round]
+        for client in trained:
+            visit = recorder.visit(round, "train", client)
+            before = posteriors.get(client)
+            rho2 = variance_of(algorithm, before, w)
+            before = before or first_posterior(w, algorithm.initial_scale)
+            x, y = harness.examples(world, client)
+            posteriors[client], bodies[client] = assert_update(
+                visit, algorithm, before, body, w, rho2, x, y, harness.examples(world, client, "test")
+            )
+            taus[round, client] = 1 / rho2
+        assert not [key for key in recorder.visits if key[:2] == (round, "train") and key[2] not in trained]
+        sent = [client for client in cohorts[round] if client in clients]
+        sizes = [len(world.splits[client].train) for client in sent]
+        confidences = [taus[round, client] for client in sent]
+        heads = [posteriors[client].mean for client in sent]
+        body, w = vem.server_average([bodies[client] for client in sent], sizes, heads, confidences)
+        for client in world.known:
+            assert_personal(recorder, world, round, client, algorithm, body, w, posteriors, bodies)
+    return taus
+
+
+def variance_of(algorithm, before, w):
+    """rho^2 of the M-step; that of the initial scale in a client's first round."""
+    if before is None:
+        return algorithm.initial_scale**2
+    both, uncertainty, deviation = vem.variance(before, w)
+    return {"both": both, "uncertainty": uncertainty, "deviation": deviation}[algorithm.confidence]
+
+
+def assert_update(visit, algorithm, before, body, w, rho2, x, y, test):
+    """Compare a client's state, upload, metrics and scores; return its posterior and body."""
+    state, upload, metrics, scores = visit.output
+    full, batches = visit.plans
+    assert [sorted(batch) for batch in full] == [list(range(len(y)))] * algorithm.head_steps
+    harness.assert_epochs(batches, len(y), algorithm.training.batch_size, algorithm.training.epochs)
+    assert {noise.shape for noise in visit.noises} == {(algorithm.draws, harness.CLASSES * (harness.HIDDEN + 1))}
+    assert len({noise.tobytes() for noise in visit.noises}) == len(visit.noises) == len(full) + len(batches)
+    first, rest = visit.noises[: len(full)], visit.noises[len(full) :]
+    posterior, objective = vem.tune_head(features(body, x), y, before, w, rho2, first, algorithm.head_lr)
+    trained = vem.train_body(body, posterior, x, y, batches, rest, algorithm.training)
+    for given, expected in zip(posterior_of(state), posterior):
+        for one, two in zip(given, expected):
+            harness.assert_close(one, two, TOLERANCE)
+    assert set(upload) == {"body", "head"} and float(upload["body"].weight) == len(y)
+    harness.assert_close(upload["body"].value, trained, TOLERANCE)
+    harness.assert_close(upload["head"].value, dict(zip(HEAD, posterior.mean)), TOLERANCE)
+    harness.assert_close(upload["head"].weight, np.asarray(1 / rho2), 1e-10)
+    _, uncertainty, deviation = vem.variance(before, w)
+    numbers = {"confidence": 1 / rho2, "rho": rho2**0.5, "uncertainty": uncertainty, "model_deviation": deviation}
+    numbers |= {"head_loss": objective, "steps": len(full) + len(batches), "head_restored": 0, "body_restored": 0}
+    for name, value in numbers.items():
+        assert float(metrics[name]) == pytest.approx(value, rel=1e-10, abs=1e-12), name
+    assert_scores(scores, vem.predictions(trained, posterior.mean, test[0]), test[1], TOLERANCE)
+    return posterior, trained
+
+
+def assert_personal(recorder, world, round, client, algorithm, body, w, posteriors, bodies):
+    """Compare the personal model of a client after a round, and the global one on its test examples."""
+    personal, diagnostics, scores = recorder.visit(round, "personalize", client).output
+    own = posteriors.get(client) or first_posterior(w, algorithm.initial_scale)
+    expected = bodies.get(client, body) if algorithm.evaluated_body == "local" else body
+    harness.assert_close(personal.body, expected, TOLERANCE)
+    harness.assert_close(personal.head, dict(zip(HEAD, own.mean)), TOLERANCE)
+    harness.assert_close(personal.deviation, dict(zip(HEAD, vem.deviations(own.raw))), TOLERANCE)
+    assert float(diagnostics["uncertainty"]) == pytest.approx(vem.variance(own, w)[1], rel=1e-10)
+    x, y = harness.examples(world, client, "test")
+    assert_scores(scores["clients"], vem.predictions(expected, own.mean, x), y, TOLERANCE)
+    assert_scores(recorder.visit(round, "score", client).output, vem.predictions(body, w, x), y, TOLERANCE)
+
+
+EVERYBODY = {1: [0, 1], 2: [0, 1]}
+OPTIONS = [
+    {},
+    {"evaluated_body": "global"},
+    {"draws": 1, "head_steps": 3, "initial_scale": 0.3},
+    {"confidence": "uncertainty"},
+    {"confidence": "deviation", "head_steps": 2, "initial_scale": 0.1, "head_lr": 0.01},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "defaults")
+def test_two_rounds(recorder, options):
+    world = harness.federation()
+    algorithm = PFedVEM(training=TRAINING, **options)
+    recorder.run(algorithm, world)
+    taus = assert_run(recorder, world, algorithm, EVERYBODY)
+    assert taus[2, 0] != taus[2, 1], "the world no longer shows different confidences"
+
+
+@pytest.mark.parametrize("train_all", [True, False])
+def test_all_clients_train_and_the_cohort_uploads(recorder, train_all):
+    world = harness.federation(THREE)
+    cohorts = {1: [0, 1], 2: [1, 2], 3: [0, 2]}
+    algorithm = PFedVEM(training=TRAINING, train_all=train_all)
+    recorder.run(algorithm, world, rounds=3, participation=Planned(cohorts=cohorts))
+    assert_run(recorder, world, algorithm, cohorts, rounds=3)
+
+
+@pytest.mark.parametrize("labels", [[2], [1, 1, 1, 1, 1, 1], [0, 2], [1, 2, 0]])
+def test_small_clients(recorder, labels):
+    world = harness.federation((harness.LABELS[0], labels))
+    algorithm = PFedVEM(training=TRAINING)
+    recorder.run(algorithm, world)
+    assert_run(recorder, world, algorithm, EVERYBODY)
+
+
+def test_a_client_without_training_data_gets_the_global_model(recorder):
+    world = harness.federation((*harness.LABELS, []))
+    algorithm = PFedVEM(training=TRAINING)
+    recorder.run(algorithm, world)
+    assert_run(recorder, world, algorithm, {1: [0, 1], 2: [0, 1]})
+    personal, score = (recorder.visit(2, name, 2).output for name in ("personalize", "score"))
+    assert torch.equal(personal[2]["clients"].loss_sum, score.loss_sum)
+
+
+def test_what_a_run_starts_with(recorder):
+    """The body is the model's own; w is standard normal; clients start at w."""
+    world = harness.federation(hidden=40)
+    recorder.run(PFedVEM(training=TRAINING, head_steps=0), world, rounds=1)
+    shared = recorder.visit(1, "train", 0).shared
+    initial = world.common_task.model.init(new_key(5).common("model"))
+    assert all(torch.equal(shared.body[name], initial[name]) for name in BODY) and set(shared.body) == set(BODY)
+    numbers = vem.flat(head_of(shared.head))
+    assert abs(numbers.mean()) < 3 / len(numbers) ** 0.5 and 0.8 < numbers.std() < 1.2 and len(numbers) == 123
+    for client in world.known:
+        state, _, metrics, _ = recorder.visit(1, "train", client).output
+        assert all(torch.equal(state.posterior.mean[name], shared.head[name]) for name in HEAD)
+        assert float(metrics["confidence"]) == float(metrics["rho"]) == 1.0
+
+
+def test_right_after_training_and_later_it_is_the_same_model(recorder):
+    """The paper evaluates personal models before aggregation; nothing of the aggregate enters them afterwards."""
+    world = harness.federation(THREE)
+    recorder.run(PFedVEM(training=TRAINING), world)
+    for client in world.known:
+        before, after = (recorder.visit(2, name, client).output[-1] for name in ("train", "personalize"))
+        assert torch.equal(before.loss_sum, after["clients"].loss_sum)
+
+
+def test_bytes_of_a_round(monkeypatch):
+    """One number more than FedAvg up, the same down."""
+    world = harness.federation()
+    one, other = (
+        harness.Recorder(monkeypatch).run(algorithm(training=TRAINING), world, rounds=1).reports[0]
+        for algorithm in (PFedVEM, FedAvg)
+    )
+    assert one.bytes_up == other.bytes_up + 2 * 4 and one.bytes_down == other.bytes_down
