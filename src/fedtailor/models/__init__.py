@@ -27,6 +27,9 @@ MODELS: Mapping[str, ModelEntry] = {
     "cifar_cnn": ModelEntry(
         "three convolution stages, 128 features, for 32 x 32 images (pFedFDA, FedPAC)", "fedtailor.models.cnn:cifar_cnn"
     ),
+    "cnn6": ModelEntry(
+        "five convolutions, 100 features, for images of any size (pFedVEM)", "fedtailor.models.lenet:cnn6"
+    ),
     "emnist_cnn": ModelEntry(
         "two convolution stages, 128 features, for 28 x 28 images (pFedFDA, FedPAC)", "fedtailor.models.cnn:emnist_cnn"
     ),
@@ -34,7 +37,18 @@ MODELS: Mapping[str, ModelEntry] = {
         "two convolution stages and two layers of 1024 units (FedCR)", "fedtailor.models.fedcr:fedcr_cnn"
     ),
     "fedcr_mlp": ModelEntry("two hidden layers of 1024 units (FedCR)", "fedtailor.models.fedcr:fedcr_mlp"),
+    "lenet": ModelEntry(
+        "two convolution stages, 84 features, for 32 x 32 images (pFedVEM)", "fedtailor.models.lenet:lenet"
+    ),
     "mlp": ModelEntry("one hidden layer of 100 units (option hidden), for any input", "fedtailor.models.mlp:mlp"),
+    "resnet18_gn": ModelEntry(
+        "ResNet-18 with group normalization, 512 features, for 64 x 64 images (FedLDA)",
+        "fedtailor.models.resnet:resnet18_gn",
+    ),
+    "wideresnet16": ModelEntry(
+        "WideResNet-16-2, 128 features, for 32 x 32 images (FedLDA; option norm: group, batch)",
+        "fedtailor.models.wideresnet:wideresnet16",
+    ),
 }
 """The built-in models by name, in alphabetical order."""
 

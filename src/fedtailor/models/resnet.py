@@ -1,0 +1,130 @@
+"""ResNet-18 with group normalization that has one scale and one shift per group, for images of any size.
+
+He et al. 2016, "Deep Residual Learning for Image Recognition" (CVPR), with the stem for ImageNet; Wu and He 2018,
+"Group Normalization" (ECCV). A group is 32 channels, as in the networks of the FedLDA experiments; the usual layer
+has a scale and a shift per channel, 9,600 parameters in place of 300.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtailor.core.noise import normal
+from fedtailor.core.rng import Key
+from fedtailor.core.task import Params
+from fedtailor.models.images import check_images
+from fedtailor.models.layers import LinearHeadModel, Shape, default_init
+
+STEM_CHANNELS = 64
+STAGE_CHANNELS = (64, 128, 256, 512)
+BLOCKS_PER_STAGE = 2
+GROUP_SIZE = 32  # channels
+
+
+class Block(NamedTuple):
+    """Two convolutions and a sum; where the size changes, the other summand goes through a convolution too."""
+
+    name: str
+    inputs: int
+    channels: int
+    stride: int
+
+    @property
+    def projects(self) -> bool:
+        """Whether the input changes its size before it is added."""
+        return self.stride != 1 or self.inputs != self.channels
+
+
+def _blocks() -> tuple[Block, ...]:
+    blocks = []
+    inputs = STEM_CHANNELS
+    for stage, channels in enumerate(STAGE_CHANNELS, start=1):
+        for number in range(1, BLOCKS_PER_STAGE + 1):
+            stride = 2 if stage > 1 and number == 1 else 1
+            blocks.append(Block(f"stage{stage}.block{number}", inputs, channels, stride))
+            inputs = channels
+    return tuple(blocks)
+
+
+BLOCKS = _blocks()
+
+
+def group_norm(params: Params, name: str, x: Tensor) -> Tensor:
+    """Normalize (n, channels, height, width) within groups of channels, then scale and shift each group."""
+    scale, shift = (params[f"{name}.{kind}"][:, None].expand(-1, GROUP_SIZE).flatten() for kind in ("weight", "bias"))
+    return F.group_norm(x, x.shape[1] // GROUP_SIZE, scale, shift)
+
+
+def residual(params: Params, block: Block, x: Tensor) -> Tensor:
+    """Apply one block."""
+    name = block.name
+    y = F.conv2d(x, params[f"{name}.conv1.weight"], stride=block.stride, padding=1)
+    y = F.relu(group_norm(params, f"{name}.norm1", y))
+    y = group_norm(params, f"{name}.norm2", F.conv2d(y, params[f"{name}.conv2.weight"], padding=1))
+    if block.projects:
+        x = F.conv2d(x, params[f"{name}.shortcut.weight"], stride=block.stride)
+        x = group_norm(params, f"{name}.shortcut_norm", x)
+    return F.relu(x + y)
+
+
+def _layers(image_channels: int) -> Iterator[tuple[str, str, Shape]]:
+    """Yield the names of every convolution and of its normalization, and the shape of the convolution's weight."""
+    yield "conv", "norm", (STEM_CHANNELS, image_channels, 7, 7)
+    for block in BLOCKS:
+        name, inputs, channels = block[:3]
+        yield f"{name}.conv1", f"{name}.norm1", (channels, inputs, 3, 3)
+        yield f"{name}.conv2", f"{name}.norm2", (channels, channels, 3, 3)
+        if block.projects:
+            yield f"{name}.shortcut", f"{name}.shortcut_norm", (channels, inputs, 1, 1)
+
+
+class ResNet18(LinearHeadModel):
+    """The stem ``conv``, ``norm``; eight blocks ``stage1.block1`` to ``stage4.block2``; mean over pixels; the head."""
+
+    def __init__(self, input_shape: Shape, num_classes: int) -> None:
+        body: dict[str, Shape] = {}
+        for convolution, norm, shape in _layers(input_shape[0]):
+            body[f"{convolution}.weight"] = shape
+            body[f"{norm}.weight"] = body[f"{norm}.bias"] = (shape[0] // GROUP_SIZE,)
+        super().__init__(body, STAGE_CHANNELS[-1], num_classes)
+        self.norm = frozenset(name for name in body if "norm" in name)
+
+    def init(self, key: Key) -> Params:
+        """Return fresh parameters: convolutions normal with the deviation sqrt(2 / fan-out) (He et al. 2015, ICCV).
+
+        Scales are 1, shifts 0; the head is PyTorch's default. Each name has its own stream of random numbers.
+        """
+        params: Params = {}
+        for name, shape in self.shapes.items():
+            if self.groups[name] == "head":
+                continue
+            if name in self.norm:
+                params[name] = torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
+            else:
+                fan_out = shape[0] * math.prod(shape[2:])
+                params[name] = normal(key.fold(name), shape) * math.sqrt(2 / fan_out)
+        head = {name: shape for name, shape in self.shapes.items() if self.groups[name] == "head"}
+        return {**params, **default_init(head, key)}
+
+    def features(self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool) -> tuple[Tensor, Params]:
+        """Return features (n, 512) and no buffers."""
+        x = group_norm(params, "norm", F.conv2d(x, params["conv.weight"], stride=2, padding=3))
+        x = F.relu(F.max_pool2d(x, 3, stride=2, padding=1))  # in the other order the same numbers, for more work
+        for block in BLOCKS:
+            x = residual(params, block, x)
+        return x.mean((2, 3)), {}
+
+
+def resnet18_gn(input_shape: Shape, num_classes: int) -> ResNet18:
+    """Build the network; made for 64 x 64 images, others work.
+
+    Raises:
+        ConfigError: the inputs are no images.
+    """
+    return ResNet18(check_images("resnet18_gn", input_shape), num_classes)

@@ -1,0 +1,93 @@
+"""The wide residual network of depth 16 and width 2, for images of any size.
+
+Zagoruyko and Komodakis 2016, "Wide Residual Networks" (BMVC), without dropout. The paper normalizes batches; the
+default here is group normalization (Wu and He 2018, "Group Normalization", ECCV), which needs no running statistics:
+those of clients with different data have no meaningful average.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedtailor.core.options import check_value
+from fedtailor.models.images import check_images
+from fedtailor.models.layers import Shape
+from fedtailor.models.module import ModuleModel, from_module
+
+Norm = Literal["group", "batch"]
+
+STEM_CHANNELS = 16
+STAGE_CHANNELS = (32, 64, 128)
+BLOCKS_PER_STAGE = 2
+LARGEST_NUMBER_OF_GROUPS = 8
+
+
+class Block(nn.Module):
+    """Twice normalization, ReLU, convolution; added to the input, or where the size changes to a projection of it."""
+
+    def __init__(self, inputs: int, channels: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.norm1 = norm_layer(norm, inputs)
+        self.conv1 = nn.Conv2d(inputs, channels, 3, stride, padding=1, bias=False)
+        self.norm2 = norm_layer(norm, channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        projects = stride != 1 or inputs != channels
+        self.shortcut = nn.Conv2d(inputs, channels, 1, stride, bias=False) if projects else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (n, channels, height / stride, width / stride), rounded up; a projection sees the activated input."""
+        active = F.relu(self.norm1(x))
+        y = self.conv2(F.relu(self.norm2(self.conv1(active))))
+        summand = x if self.shortcut is None else self.shortcut(active)
+        result: Tensor = y + summand
+        return result
+
+
+class WideResNet(nn.Module):
+    """A convolution ``conv``, six blocks, normalization ``norm``, ReLU, mean over pixels; the head."""
+
+    def __init__(self, input_shape: Shape, num_classes: int, norm: Norm) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(input_shape[0], STEM_CHANNELS, 3, padding=1, bias=False)
+        self.blocks = nn.Sequential()
+        inputs = STEM_CHANNELS
+        for stage, channels in enumerate(STAGE_CHANNELS, start=1):
+            for number in range(1, BLOCKS_PER_STAGE + 1):
+                stride = 2 if stage > 1 and number == 1 else 1
+                self.blocks.add_module(f"stage{stage}_block{number}", Block(inputs, channels, stride, norm))
+                inputs = channels
+        self.norm = norm_layer(norm, inputs)
+        self.head = nn.Linear(inputs, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (n, classes)."""
+        logits: Tensor = self.head(F.relu(self.norm(self.blocks(self.conv(x)))).mean((2, 3)))
+        return logits
+
+
+def norm_layer(norm: Norm, channels: int) -> nn.Module:
+    """Return a normalization layer with a scale and a shift per channel."""
+    if norm == "batch":
+        return nn.BatchNorm2d(channels)
+    return nn.GroupNorm(min(LARGEST_NUMBER_OF_GROUPS, channels), channels)
+
+
+def wideresnet16(input_shape: Shape, num_classes: int, *, norm: Norm = "group") -> ModuleModel:
+    """Build the network; made for 32 x 32 images, others work. Layers start as PyTorch's own.
+
+    Args:
+        input_shape: (channels, height, width).
+        num_classes: number of classes.
+        norm: ``"group"``: groups of channels, 8 at most; ``"batch"``: batch normalization, whose statistics count
+            the rows of weight > 0 only.
+
+    Raises:
+        ConfigError: the inputs are no images, or there is no such ``norm``.
+    """
+    check_value(norm, Norm, key="model.options.norm")
+    shape = check_images("wideresnet16", input_shape)
+    module = WideResNet(shape, num_classes, norm)
+    return from_module(module, input_shape=shape, num_classes=num_classes, head="head", name="wideresnet16")

@@ -1,0 +1,131 @@
+"""ResNet-18 with group normalization: sizes, agreement with a plain module, initialization."""
+
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedtailor.core.errors import ConfigError
+from fedtailor.core.rng import new_key
+from fedtailor.models import build_model
+from fedtailor.models.resnet import BLOCKS, group_norm, residual
+from models.checks import check_equals, check_stacked, images, run, shake, size
+
+
+class PerGroup(nn.Module):
+    """Group normalization, then a scale and a shift for every 32 channels."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.scale, self.shift = (nn.Parameter(torch.full((channels // 32,), value)) for value in (1.0, 0.0))
+        self.normalize = nn.GroupNorm(channels // 32, channels, affine=False)
+
+    def forward(self, x):
+        scale, shift = (value.repeat_interleave(32).view(1, -1, 1, 1) for value in (self.scale, self.shift))
+        return self.normalize(x) * scale + shift
+
+
+class PlainBlock(nn.Module):
+    def __init__(self, inputs, channels, stride):
+        super().__init__()
+        self.path = nn.Sequential(
+            nn.Conv2d(inputs, channels, 3, stride, 1, bias=False),
+            PerGroup(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, 1, 1, bias=False),
+            PerGroup(channels),
+        )
+        self.shortcut = nn.Sequential()
+        if inputs != channels:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, channels, 1, stride, bias=False), PerGroup(channels))
+
+    def forward(self, x):
+        return F.relu(self.path(x) + self.shortcut(x))
+
+
+def plain_network(image_channels, num_classes):
+    stem = [nn.Conv2d(image_channels, 64, 7, 2, 3, bias=False), PerGroup(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    sizes = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2)]
+    blocks = [PlainBlock(*size) for size in [*sizes, (512, 512, 1)]]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, num_classes))
+
+
+@pytest.mark.parametrize(
+    ("image_channels", "classes", "body", "head"),
+    [(3, 200, 11_167_212, 102_600), (3, 100, 11_167_212, 51_300), (1, 10, 11_160_940, 5_130)],
+)
+def test_numbers_of_parameters(image_channels, classes, body, head):
+    model = build_model("resnet18_gn", (image_channels, 64, 64), classes)
+    assert (size(model, "body"), size(model, "head"), size(model, "buffer", "extra")) == (body, head, 0)
+    assert model.feature_dim == 512
+    assert sum(math.prod(model.shapes[name]) for name in model.norm) == 300
+    assert {model.groups[name] for name in model.norm} == {"body"}
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 64), (1, 32, 32)])
+def test_outputs_and_gradients_equal_a_plain_module(shape, float64):
+    check_equals(build_model("resnet18_gn", shape, 10), shake(plain_network(shape[0], 10)), images(2, shape), padding=1)
+
+
+def test_stacked_clients_equal_single_ones(float64):
+    check_stacked(build_model("resnet18_gn", (3, 16, 16), 3), images(2, (3, 16, 16)))
+
+
+def test_a_group_is_normalized_by_itself():
+    x = images(2, (64, 3, 3))
+    params = {"norm.weight": torch.tensor([2.0, 3.0]), "norm.bias": torch.tensor([0.5, -0.5])}
+    y = group_norm(params, "norm", x).unflatten(1, (2, 32)).flatten(2)
+    torch.testing.assert_close(y.mean(2), torch.tensor([[0.5, -0.5]] * 2), rtol=0, atol=1e-5)
+    torch.testing.assert_close(y.std(2, correction=0), torch.tensor([[2.0, 3.0]] * 2), rtol=1e-4, atol=0)
+
+
+def test_a_batch_of_one_gives_the_row_of_a_larger_batch():
+    model, x = build_model("resnet18_gn", (3, 32, 32), 10), images(3, (3, 32, 32))
+    params = model.init(new_key(0))
+    torch.testing.assert_close(run(model, params, x[:1])[0], run(model, params, x)[0][:1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_block_keeps_channels_last_memory():
+    model = build_model("resnet18_gn", (3, 32, 32), 10)
+    block = BLOCKS[2]
+    params = {name: torch.ones(shape) for name, shape in model.shapes.items() if name.startswith(block.name)}
+    y = residual(params, block, images(2, (64, 8, 8)))
+    assert y.shape == (2, 128, 4, 4)
+    assert y.is_contiguous(memory_format=torch.channels_last) and not y.is_contiguous()
+
+
+def test_initialization_is_he_normal_by_fan_out_with_pytorchs_head():
+    model = build_model("resnet18_gn", (3, 32, 32), 10)
+    params = model.init(new_key(3))
+    assert list(params) == list(model.groups) == list(model.shapes)
+    for name, value in params.items():
+        assert value.shape == model.shapes[name]
+        if name in model.norm:
+            assert (value == (1 if name.endswith("weight") else 0)).all()
+        elif name.startswith("head"):
+            assert 0.8 / math.sqrt(512) < value.abs().max() <= 1 / math.sqrt(512) * (1 + 1e-6)
+        else:
+            scaled = value * math.sqrt(value.shape[0] * math.prod(value.shape[2:]) / 2)
+            assert abs(scaled.mean()) < 5 / math.sqrt(value.numel())
+            assert abs(scaled.square().mean() - 1) < 5 * math.sqrt(2 / value.numel())
+            assert scaled.abs().max() > 3  # uniform numbers of this variance end at 1.73
+
+
+def test_initialization_depends_on_the_key_alone():
+    model = build_model("resnet18_gn", (1, 8, 8), 3)
+    first, again, other = (model.init(new_key(seed)) for seed in (0, 0, 1))
+    for name in set(first) - model.norm:
+        assert torch.equal(first[name], again[name]) and not torch.equal(first[name], other[name])
+
+
+def test_inputs_that_are_no_images_are_refused():
+    with pytest.raises(ConfigError, match=r"'resnet18_gn' needs images \(channels, height, width\), got .* \(784\)"):
+        build_model("resnet18_gn", (784,), 10)
+
+
+def test_the_model_survives_being_sent_to_a_process():
+    model = build_model("resnet18_gn", (3, 32, 32), 10)
+    assert pickle.loads(pickle.dumps(model)).groups == model.groups

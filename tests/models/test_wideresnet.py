@@ -1,0 +1,148 @@
+"""The wide residual network: sizes, agreement with a plain module for both normalizations, initialization."""
+
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedtailor.core.errors import ConfigError
+from fedtailor.core.rng import new_key
+from fedtailor.models import build_model
+from models.checks import TOLERANCES, check_equals, check_stacked, images, run, shake, size
+
+NORMS = ("group", "batch")
+
+
+def build(norm, shape=(3, 32, 32), classes=10):
+    return build_model("wideresnet16", shape, classes, {"norm": norm})
+
+
+def plain_norm(norm, channels):
+    return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(8, channels)
+
+
+class PlainBlock(nn.Module):
+    def __init__(self, inputs, channels, stride, norm):
+        super().__init__()
+        self.before = nn.Sequential(plain_norm(norm, inputs), nn.ReLU())
+        self.path = nn.Sequential(
+            nn.Conv2d(inputs, channels, 3, stride, 1, bias=False),
+            plain_norm(norm, channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, 1, 1, bias=False),
+        )
+        if inputs != channels:
+            self.projection = nn.Conv2d(inputs, channels, 1, stride, bias=False)
+
+    def forward(self, x):
+        active = self.before(x)
+        return self.path(active) + (self.projection(active) if hasattr(self, "projection") else x)
+
+
+def plain_network(norm, image_channels=3, num_classes=10):
+    sizes = [(16, 32, 1), (32, 32, 1), (32, 64, 2), (64, 64, 1), (64, 128, 2), (128, 128, 1)]
+    blocks = [PlainBlock(*size, norm) for size in sizes]
+    tail = [plain_norm(norm, 128), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, num_classes)]
+    return nn.Sequential(nn.Conv2d(image_channels, 16, 3, padding=1, bias=False), *blocks, *tail)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(
+    ("image_channels", "classes", "body", "total"),
+    [(3, 10, 690_384, 691_674), (3, 100, 690_384, 703_284), (1, 10, 690_096, 691_386)],
+)
+def test_numbers_of_parameters(image_channels, classes, body, total, norm):
+    model = build(norm, (image_channels, 8, 8), classes)
+    assert (size(model, "body"), size(model, "body", "head")) == (body, total)
+    assert model.feature_dim == 128 and size(model, "extra") == 0
+    affine = [name for name in model.norm if model.groups[name] == "body"]
+    assert sum(math.prod(model.shapes[name]) for name in affine) == 690_384 - 688_560
+    buffers = {name for name, group in model.groups.items() if group == "buffer"}
+    assert buffers <= model.norm
+    assert size(model, "buffer") == (0 if norm == "group" else 1_824 + 13)
+
+
+def test_group_normalization_is_the_default():
+    default = build_model("wideresnet16", (3, 8, 8), 10)
+    assert default.shapes == build("group", (3, 8, 8)).shapes != build("batch", (3, 8, 8)).shapes
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_outputs_gradients_and_buffers_equal_a_plain_module(norm, float64):
+    check_equals(build(norm), shake(plain_network(norm)), images(4, (3, 32, 32)))
+
+
+def test_evaluation_normalizes_by_the_running_statistics(float64):
+    model, network = build("batch", (1, 8, 8)), shake(plain_network("batch", 1))
+    params = {name: value.detach() for name, value in zip(model.groups, network.state_dict().values())}
+    params = {name: value.to(torch.float64, copy=True) for name, value in params.items()}
+    for seed in range(3):
+        x = images(4, (1, 8, 8), seed)
+        network.train()(x)
+        params.update(run(model, params, x)[1])
+    logits, buffers = run(model, params, x, training=False)
+    torch.testing.assert_close(logits, network.eval()(x), **TOLERANCES)
+    assert not buffers
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_stacked_clients_equal_single_ones(norm, float64):
+    check_stacked(build(norm, (3, 8, 8), 3), images(3, (3, 8, 8)))
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 1, 1)])
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_batch_of_one_works(norm, shape):
+    model, x = build(norm, shape), images(2, shape)
+    params = model.init(new_key(0))
+    logits, buffers = run(model, params, x[:1])
+    assert logits.isfinite().all() and all(value.isfinite().all() for value in buffers.values())
+    if norm == "group":
+        torch.testing.assert_close(logits, run(model, params, x)[0][:1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_initialization_is_pytorchs_and_depends_on_the_key_alone(norm):
+    model = build(norm, (3, 8, 8))
+    first, again, other = (model.init(new_key(seed)) for seed in (0, 0, 1))
+    assert list(first) == list(model.groups) == list(model.shapes)
+    for name, value in first.items():
+        assert torch.equal(value, again[name])
+        if model.groups[name] == "buffer":
+            assert (value == name.endswith("running_var")).all()
+        elif name in model.norm:
+            assert (value == name.endswith("weight")).all()
+        else:
+            bound = 1 / math.sqrt(math.prod(model.shapes[name.replace("bias", "weight")][1:]))
+            assert value.abs().max() <= bound * (1 + 1e-6) and not torch.equal(value, other[name])
+            assert value.numel() < 400 or value.abs().max() > 0.98 * bound
+
+
+def test_the_network_learns():
+    model, x, y = build("group", (3, 8, 8), 2), images(8, (3, 8, 8)), torch.arange(8) % 2
+    params = {name: value.requires_grad_() for name, value in model.init(new_key(0)).items()}
+    optimizer = torch.optim.SGD(params.values(), lr=0.05, momentum=0.9)
+    for _ in range(30):
+        optimizer.zero_grad()
+        F.cross_entropy(run(model, params, x)[0], y).backward()
+        optimizer.step()
+    assert (run(model, params, x)[0].argmax(1) == y).all()
+
+
+def test_what_cannot_be_built_is_refused():
+    with pytest.raises(ConfigError, match=r"'wideresnet16' needs images \(channels, height, width\), got .* \(784\)"):
+        build("group", (784,))
+    with pytest.raises(ConfigError, match=r"model\.options\.norm must be .*group.*batch") as caught:
+        build("layer")
+    assert caught.value.key == "model.options.norm"
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_model_survives_being_sent_to_a_process(norm):
+    model = build(norm, (3, 8, 8))
+    copy = pickle.loads(pickle.dumps(model))
+    assert copy.groups == model.groups and copy.norm == model.norm
+    assert all(torch.equal(a, b) for a, b in zip(copy.init(new_key(0)).values(), model.init(new_key(0)).values()))
