@@ -40,7 +40,23 @@ MAY_USE = {
     "terminal_progress": {"terminal"},
     "shell": {"terminal", "atomic"} | NO_TORCH,
     "cli_data": {"shell", "config", "data", "terminal", "terminal_data", "atomic"} | NO_TORCH,
-    "cli": {"config", "experiment", "demo", "catalog", "terminal", "terminal_progress", "report", "shell", "cli_data"}
+    "paper_format": NO_TORCH,
+    "papers": {"paper_format", "algorithms", "models", "data"} | NO_TORCH,
+    "paper_records": {"papers", "atomic"} | NO_TORCH,
+    "paper_runs": {"papers", "paper_records", "config", "experiment", "progress"},
+    "terminal_experiments": {"terminal"},
+    "cli_experiments": {
+        "papers",
+        "paper_records",
+        "paper_runs",
+        "shell",
+        "terminal",
+        "terminal_experiments",
+        "terminal_progress",
+    }
+    | NO_TORCH,
+    "cli": {"config", "experiment", "demo", "catalog", "terminal", "terminal_progress", "report", "shell"}
+    | {"cli_data", "cli_experiments"}
     | NO_TORCH,
 }
 """Part -> the parts it may import, besides itself."""

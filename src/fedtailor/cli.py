@@ -14,6 +14,7 @@ import typer
 
 from fedtailor import __version__
 from fedtailor.cli_data import data_app
+from fedtailor.cli_experiments import experiments_app
 from fedtailor.core.errors import UsageError
 from fedtailor.shell import guarded, print_json, run_command_line
 
@@ -31,6 +32,7 @@ Out = Annotated[str, typer.Option(help="Folder to write, new or empty (default: 
 
 
 app.add_typer(data_app, name="data")
+app.add_typer(experiments_app, name="experiments")
 
 
 @app.callback(invoke_without_command=True, add_help_option=False)
@@ -173,6 +175,8 @@ def _make_config(path: str, named: dict[str, Any], assignments: Sequence[str]) -
 
     if named["seed"] is not None and named["seeds"] is not None:
         raise UsageError("give --seed or --seeds, not both.", key="seeds")
+    if named["data.dataset"] and named["data.path"]:
+        raise UsageError("give --dataset or --data, not both.", key="data")
     overrides = [(key, value) for key, value in named.items() if value is not None and (value != "" or key == "seeds")]
     for position, (key, value) in enumerate(overrides):
         if key == "federation.participation":

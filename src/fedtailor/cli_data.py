@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from fedtailor.core.errors import ConfigError, DataError, UsageError, did_you_me
 from fedtailor.shell import Interrupted, print_json
 
 if TYPE_CHECKING:
+    from fedtailor.data.division import Division
     from fedtailor.data.options import DataOptions
     from fedtailor.data.plot.style import Picture
 
@@ -49,16 +51,26 @@ def _root(
 
 
 @data_app.command("list")
-def list_(data_dir: DataDir = "", json: Json = False, debug: Debug = False) -> None:
+def list_(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Say all of this data set, its citation too.")] = "",
+    data_dir: DataDir = "",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
     """List the known data sets: what is there, how large, under which license, how to get it."""
     from fedtailor import terminal_data
     from fedtailor.data import data_folder
-    from fedtailor.data.inventory import inventory
+    from fedtailor.data.inventory import describe_dataset, inventory
 
     folder = data_folder(data_dir)
-    records = inventory(folder)
+    if folder.exists() and not folder.is_dir():
+        message = f"'{folder}' is a file; the data sets are looked for in a folder: --data-dir, or FEDTAILOR_DATA."
+        raise DataError(message, key="data.dir", path=str(folder), allowed="a folder", got="a file")
+    records = [describe_dataset(name, folder)] if name else inventory(folder)
     if json:
         print_json({"data_folder": str(folder), "datasets": records})
+    elif name:
+        terminal_data.show_dataset(str(folder), records[0])
     else:
         terminal_data.show_inventory(str(folder), records)
 
@@ -129,21 +141,25 @@ def partition(
     """Divide data among clients: say who has which examples, and write it to a file if asked."""
     from fedtailor import terminal_data
     from fedtailor.atomic import to_json, write_whole
-    from fedtailor.data.build import build, split_record
+    from fedtailor.data.build import split_record
     from fedtailor.data.describe import describe_division
+    from fedtailor.data.division import divide
     from fedtailor.data.split_files import write_npz_split
 
-    if out and Path(out).exists():
-        message = f"'{out}' exists already and is never overwritten. Choose another file with --out."
-        raise ConfigError(message, key="out", allowed="a file that does not exist", got=out)
-    options = _options(_named(dataset, data, data_dir, partition, clients, seed), set_)
-    divided = build(options, run_seed=0)
-    split = split_record(divided.division, divided.conditions)
-    record = describe_division(divided.division, split) | {"notes": divided.notes, "out": out or None}
-    if Path(out).suffix == ".json":
+    if (ending := Path(out).suffix) and ending.lower() != ".json":
+        allowed = "a name that ends in .json for a file, or has no ending for a folder of client_*.npz"
+        raise ConfigError(f"--out must be {allowed}, got '{out}'.", key="out", allowed=allowed, got=out)
+    _check_is_new(out)
+    named = _named(dataset, data, data_dir, partition, clients, seed)
+    options = _options(named, set_)
+    division = divide(options, run_seed=0)
+    split = split_record(division, _conditions(division, options))
+    if ending:
         write_whole(Path(out), to_json(split) + "\n")
     elif out:
-        write_npz_split(Path(out), divided.division.rows)
+        write_npz_split(Path(out), division.rows, num_new=division.num_new, test=division.test)
+    use = _run_command(out, named, set_ or []) if out else None
+    record = describe_division(division, split) | {"notes": division.notes, "out": out or None, "use": use}
     if json:
         print_json(record)
     else:
@@ -153,7 +169,9 @@ def partition(
 @data_app.command()
 def plot(
     kind: Annotated[str, typer.Argument(help="bubbles, sizes or corruptions.")],
-    out: Annotated[str, typer.Option(help="Picture to write: .html, .png or .svg (default: KIND.html).")] = "",
+    out: Annotated[
+        str, typer.Option(help="Picture to write: .html, .png or .svg (default: KIND.html, or KIND-2.html ...).")
+    ] = "",
     dataset: DatasetName = "",
     data: OwnPath = "",
     data_dir: DataDir = "",
@@ -170,8 +188,9 @@ def plot(
     if kind not in PLOTS:
         known = f"{did_you_mean(kind, PLOTS) or '.'} Known: {', '.join(PLOTS)}."
         raise UsageError(f"unknown plot '{kind}'{known}", key="kind", allowed=list(PLOTS), got=kind)
+    _check_is_new(out)
     options = _options(_named(dataset, data, data_dir, partition, clients, seed), set_)
-    picture, out = _draw(kind, options), out or f"{kind}.html"
+    picture, out = _draw(kind, options), out or _free_name(kind)
     from fedtailor.data.plot import save
 
     save(picture, Path(out))
@@ -185,6 +204,8 @@ def _named(
     dataset: str, data: str, data_dir: str, partition: str, clients: int | None, seed: int | None
 ) -> dict[str, Any]:
     """Return the options that were given, by key."""
+    if dataset and data:
+        raise UsageError("give --dataset or --data, not both.", key="data")
     texts = {"data.dataset": dataset, "data.path": data, "data.dir": data_dir, "data.partition": partition}
     numbers = {"data.clients": clients, "data.seed": seed}
     return {key: text for key, text in texts.items() if text} | {
@@ -204,6 +225,51 @@ def _options(named: dict[str, Any], assignments: Sequence[str] | None) -> DataOp
     return make_config({}, [*named.items(), *given]).data
 
 
+def _check_is_new(out: str) -> None:
+    """Check that nothing is at the place to write to."""
+    if out and os.path.lexists(out):
+        message = f"'{out}' exists already and is never overwritten. Choose another name with --out."
+        raise ConfigError(message, key="out", allowed="a name that does not exist", got=out)
+
+
+def _free_name(kind: str) -> str:
+    """Return a name for a picture that is not taken."""
+    name, number = f"{kind}.html", 2
+    while os.path.lexists(name):
+        name, number = f"{kind}-{number}.html", number + 1
+    return name
+
+
+def _conditions(division: Division, options: DataOptions) -> tuple[str, ...]:
+    """Return what a run does to each client's examples; no image is made for it."""
+    from fedtailor.data.build import CLEAN, conditions_of
+    from fedtailor.data.shift import check_images, parse_shift
+
+    shift = parse_shift(options.shift)
+    if shift is None:
+        return ()
+    check_images(division.dataset)
+    return tuple(CLEAN if pair is None else str(pair) for pair in conditions_of(division, shift)[1])
+
+
+def _run_command(out: str, named: dict[str, Any], assignments: Sequence[str]) -> str:
+    """Return the command for a run on the split in ``out``, with the options that it does not decide."""
+    import shlex
+
+    from fedtailor.config import parse_assignment
+    from fedtailor.data.options import DIVIDING
+
+    decided = {f"data.{name}" for name in ("split", "new_clients", *DIVIDING)}
+    options = {"data.dataset": "--dataset", "data.path": "--data", "data.dir": "--data-dir"}
+    words = ["fedtailor", "run", "--split", out]
+    for key, value in named.items():
+        if key not in decided:
+            words += [options[key], value] if key in options else ["--set", f"{key}={value}"]
+    for text in assignments:
+        words += [] if parse_assignment(text)[0] in decided else ["--set", text]
+    return shlex.join(words)
+
+
 def _draw(kind: str, options: DataOptions) -> Picture:
     """Return a picture of the data as a run with seed 0 has them."""
     import dataclasses
@@ -221,7 +287,9 @@ def _draw(kind: str, options: DataOptions) -> Picture:
         counts = plot.count_classes([rows.train for rows in division.rows], dataset.y, dataset.num_classes)
         title = f"{dataset.name}: training examples per client and class, {partition}"
         return plot.bubbles(counts, client_names=division.client_names, class_names=dataset.class_names, title=title)
-    seeds = range(division.seed, division.seed + _SIMULATED)
-    divided = [divide(dataclasses.replace(options, seed=seed), run_seed=0, dataset=dataset) for seed in seeds]
-    sizes = np.array([[len(rows.train) for rows in each.rows] for each in divided])
-    return plot.sizes({partition: sizes}, title=f"{dataset.name}: training examples of a client, {_SIMULATED} seeds")
+    fixed = options.split or (partition == "natural" and not options.subset)  # the same for every seed
+    seeds = range(division.seed + 1, division.seed + (1 if fixed else _SIMULATED))
+    others = (divide(dataclasses.replace(options, seed=seed), run_seed=0, dataset=dataset) for seed in seeds)
+    sizes = np.array([len(rows.train) for each in (division, *others) for rows in each.rows])
+    over = "1 division" if fixed else f"{_SIMULATED} divisions"
+    return plot.sizes({partition: sizes}, title=f"{dataset.name}: training examples of a client, {over}")

@@ -16,7 +16,7 @@ from fedtailor.config import AlgorithmOptions, Config, ModelOptions, as_options,
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine
-from fedtailor.core.errors import DataError, unknown_name
+from fedtailor.core.errors import ConfigError, DataError, unknown_name
 from fedtailor.core.federate import federate
 from fedtailor.core.federation import Federation
 from fedtailor.core.metrics import per_client
@@ -129,6 +129,7 @@ def assemble(config: Config, seed: int, *, dataset: Dataset | None = None, progr
     model = build_model(model_name, shape, num_classes, config.model.options)
     federation = to_federation(divided, Task(model, num_classes, shape))
     _refuse_untrainable(config, federation)
+    _refuse_impossible_moves(algorithm.training, shape)
     resolved = dataclasses.replace(
         config,
         seeds=(seed,),
@@ -153,6 +154,20 @@ def _refuse_untrainable(config: Config, federation: Federation) -> None:
             key="data.clients",
             got=clients,
         )
+
+
+def _refuse_impossible_moves(training: Training, shape: tuple[int, ...]) -> None:
+    """Check that examples can be moved and mirrored as ``[training]`` asks for."""
+    if not training.augments:
+        return
+    if len(shape) != 3:
+        name = "flip" if training.flip else "crop_padding"
+        message = f"training.{name} is for images, and examples have the shape {shape}."
+        raise ConfigError(message, key=f"training.{name}", allowed="images", got=str(shape))
+    if training.crop_padding >= min(shape[1:]):
+        allowed = f"less than {min(shape[1:])}, the side of an image"
+        message = f"training.crop_padding must be {allowed}, got {training.crop_padding}."
+        raise ConfigError(message, key="training.crop_padding", allowed=allowed, got=training.crop_padding)
 
 
 def _reusable(given: DataOptions, used: DataOptions) -> DataOptions:

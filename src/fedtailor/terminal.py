@@ -66,6 +66,11 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
         console.print(Text(printable(below)), soft_wrap=True)
 
 
+def shortened(name: str, most: int = 40) -> str:
+    """Return a name that does not make a table too wide."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 def percent(value: float) -> str:
     """Show a fraction as a percentage, without the sign."""
     return f"{100 * value:.1f}"
@@ -106,7 +111,7 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
     columns = ["site", "training\nexamples", "test\nexamples", "accuracy"]
     rows = [
         [
-            name,
+            shortened(name),
             f"{site['num_train']:,}",
             f"{site['num_test']:,}",
             percent(site["accuracy"]) if "accuracy" in site else "-",

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from fedtailor.terminal import printable, say, table
+from fedtailor.terminal import printable, say, shortened, table
 
 _SECONDS_BETWEEN = 5.0
 _MOST_ROWS = 50
@@ -37,19 +37,45 @@ def show_inventory(folder: str, records: Sequence[Mapping[str, Any]]) -> None:
         [
             record["name"],
             record["description"],
-            {"included": "no files needed"}.get(record["state"], record["state"]),
+            _state(record),
             "fetch" if record["fetchable"] else "by hand" if record["elsewhere"] else "-",
             record["license"],
             size(record["bytes"]) if record["files"] else "-",
         ]
         for record in records
     ]
-    below = "fetch: fedtailor data fetch NAME. by hand: the same command says how. Citations: --json."
+    below = "fetch: fedtailor data fetch NAME. by hand: the same command says how. Citation: fedtailor data list NAME."
     fabricated = [record["name"] for record in records if record["tested_on"] == "fabricated"]
     if fabricated:
         below += f" Readers tested on fabricated files only: {', '.join(fabricated)}."
     columns = ["name", "description", "state", "get it", "license", "on disk"]
     table(f"Data sets, looked for in {folder}", columns, rows, left=5, below=below)
+
+
+def _state(record: Mapping[str, Any]) -> str:
+    """Say whether a data set is there."""
+    return "no files needed" if record["state"] == "included" else str(record["state"])
+
+
+def show_dataset(folder: str, record: Mapping[str, Any]) -> None:
+    """Print all that is known of one data set."""
+    examples, name = record["examples"], record["name"]
+    facts = {
+        "description": record["description"],
+        "examples": "not known" if examples is None else f"{examples:,}",
+        "state": _state(record),
+        "looked for in": folder,
+        "files there": f"{record['files']:,} ({size(record['bytes'])})" if record["files"] else "none",
+        "get it": f"fedtailor data fetch {name}" if record["fetchable"] else record["elsewhere"] or "nothing to get",
+        "published at": "\n".join(record["urls"]) or "-",
+        "license": record["license"],
+        "citation": record["citation"],
+        "reader tested on": f"{record['tested_on']} files",
+    }
+    if record["fetchable"] and record["elsewhere"]:
+        facts["by hand"] = record["elsewhere"]
+    rows = [[what, line] for what, text in facts.items() for line in text.split("\n")]
+    table(name, ["what", "found"], rows, left=2)
 
 
 def show_fetched(record: Mapping[str, Any]) -> None:
@@ -69,16 +95,19 @@ def show_check(record: Mapping[str, Any]) -> None:
     for site in record["sites"][:_MOST_ROWS]:
         train, test = (sum(site[part].values()) for part in ("train", "test"))
         classes = len({name for part in ("train", "test") for name, count in site[part].items() if count})
-        rows.append([site["name"] or "(no sites)", f"{train:,}", f"{test:,}", str(classes), str(site["problems"])])
+        name = shortened(site["name"]) or "(no sites)"
+        rows.append([name, f"{train:,}", f"{test:,}", str(classes), str(site["problems"])])
     hidden = len(record["sites"]) - len(rows)
     below = f"{hidden} more sites: --json has all." if hidden else ""
     title = f"{record['path']}: {record['layout'] or 'no layout recognized'}"
-    table(title, ["site", "training\nexamples", "test\nexamples", "classes", "problems"], rows, below=below)
+    if rows:
+        table(title, ["site", "training\nexamples", "test\nexamples", "classes", "problems"], rows, below=below)
     for group in record["problems"]:
         style = {"error": "bold red", "skipped": "yellow"}.get(group["severity"], "")
-        say(f"{group['severity']}: {group['kind']}, {group['count']} times", style=style)
+        often = "once" if group["count"] == 1 else f"{group['count']:,} times"
+        say(f"{group['severity']}: {group['kind']}, {often}", style=style)
         for problem in group["first"]:
-            say(f"  {problem['path']}: {problem['message']}")
+            say(f"  {problem['path']}: {problem['message']}" if problem["path"] else f"  {problem['message']}")
     for note in record["notes"]:
         say(f"note: {note}")
     say("The data can be used." if record["usable"] else "The data cannot be used as they are.")
@@ -89,9 +118,9 @@ def show_partition(record: Mapping[str, Any]) -> None:
     rows = []
     for client in record["clients"][:_MOST_ROWS]:
         counts = sorted(client["class_counts"].items(), key=lambda item: -item[1])
-        largest = ", ".join(f"{name} ({count:,})" for name, count in counts[:_MOST_CLASSES])
+        largest = ", ".join(f"{shortened(name)} ({count:,})" for name, count in counts[:_MOST_CLASSES])
         numbers = (f"{client[part]:,}" for part in ("train", "val", "test"))
-        rows.append([client["name"], largest, *numbers, str(len(counts))])
+        rows.append([shortened(client["name"]), largest, *numbers, str(len(counts))])
     hidden = len(record["clients"]) - len(rows)
     more = f"{hidden} more clients: --json has all. " if hidden else ""
     sizes = record["sizes"]
@@ -105,7 +134,7 @@ def show_partition(record: Mapping[str, Any]) -> None:
     for note in record["notes"]:
         say(f"note: {note}")
     if record["out"]:
-        say(f"The split is in {record['out']}; use it with: fedtailor run --split {record['out']}")
+        say(f"The split is in {record['out']}; use it with: {record['use']}")
 
 
 class FetchLine:

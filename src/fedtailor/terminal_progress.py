@@ -113,5 +113,6 @@ def _accuracies(evaluation: Mapping[str, Any]) -> str:
     if accuracy is None:
         return ""
     who = " of new clients" if evaluation["clients"] == "new" else ""
-    name = evaluation["point"] if evaluation["test_set"] == "clients" else "validation"
+    names = {"clients": evaluation["point"], "complete": f"{evaluation['point']} on the whole test part"}
+    name = names.get(evaluation["test_set"], "validation")
     return f"{name}{who} {percent(accuracy['mean'])} % (worst tenth {percent(accuracy['worst10'])} %)"

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,28 @@ def test_list(data, folder):
     assert "partial" in row and "1.5 kB" in row and "fetch" in row
 
 
+def test_list_of_one_says_all_of_it(data, folder):
+    from fedtailor.data.known import DATASETS
+
+    for name in ("cifar10", "femnist", "digits", "emnist_letters"):
+        code, out, err = data("list", name)
+        assert code == 0 and err == "" and " ".join(DATASETS[name].citation.split()) in " ".join(out.split())
+        assert all(text.split()[0] in out for text in (DATASETS[name].description, DATASETS[name].license))
+        assert DATASETS[name].tested_on in out
+    assert " 60,000 " in data("list", "cifar10")[1] and "not known" in data("list", "femnist")[1]
+    assert "fedtailor data fetch cifar10" in data("list", "cifar10")[1] and "LEAF" in data("list", "femnist")[1]
+    assert [each["name"] for each in as_json(data("list", "mnist", "--json"))["datasets"]] == ["mnist"]
+    code, out, err = data("list", "mnits")
+    assert (code, out) == (3, "") and "did you mean 'mnist'" in err
+    assert "fedtailor data list NAME" in data("list")[1]
+
+
+def test_a_data_folder_that_is_a_file_is_an_error(data, folder):
+    (folder / "file").write_text("")
+    code, out, err = data("list", "--data-dir", "file")
+    assert (code, out) == (4, "") and "'file' is a file" in err
+
+
 def test_fetch(data, folder, monkeypatch):
     content = b"content"
     table = {
@@ -65,7 +88,7 @@ def test_fetch(data, folder, monkeypatch):
         )
     }
 
-    def arrive(url, part, report):
+    def arrive(url, part, report, *, limit):
         report(0, 7)
         part.write_bytes(content)
         report(7, 7)
@@ -82,7 +105,7 @@ def test_fetch(data, folder, monkeypatch):
 
 
 def test_an_interrupted_fetch_says_how_to_go_on(data, monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fedtailor.data.transfer.transfer", interrupted)
@@ -122,6 +145,70 @@ def test_partition_writes_a_split_that_can_be_read(data, folder):
     assert code == 3 and "never overwritten" in err and (folder / "split.json").read_bytes() == before
 
 
+def test_the_hint_after_partition_is_a_command_that_runs_on_the_same_data(data, folder, capsys):
+    write_site(folder / "my data/own", rows=40)
+    options = ["--clients", "3", "--partition", "iid", "--seed", "7", "--set", "data.fraction=0.5"]
+    code, _, err = data("partition", "--data", "my data/own", *options, "--set", "data.mean=[0.5]",
+                        "--set", "data.std=[0.25]", "--out", "a split.json")  # fmt: skip
+    assert code == 0, err
+    command = shlex.split(err.split("use it with: ")[1].strip())
+    data_options = ["--data", "my data/own", "--set", "data.seed=7", "--set", "data.mean=[0.5]"]
+    assert command == ["fedtailor", "run", "--split", "a split.json", *data_options, "--set", "data.std=[0.25]"]
+    code = main([*command[1:], "--rounds", "1", "-a", "fedavg", "--out", "run", "--set", "model.name=mlp"])
+    assert code == 0, capsys.readouterr().err
+    assert read_split(folder / "run/split.json")["clients"] == read_split(folder / "a split.json")["clients"]
+    capsys.readouterr()
+    record = as_json(data("partition", "--data", "my data/own", "--partition", "iid", "--json"))
+    assert record["out"] is None and record["use"] is None
+
+
+@pytest.mark.parametrize("name", ["foo.txt", "split.jsn", "split.v2", "split.json.gz"])
+def test_another_ending_of_out_is_refused(data, folder, name):
+    code, out, err = data("partition", "--partition", "iid", "--out", name)
+    assert (code, out) == (3, "") and ".json for a file" in err and "folder of client_*.npz" in err and name in err
+    assert not list(folder.iterdir())
+
+
+def test_the_ending_of_out_may_be_in_capitals_and_none_is_a_folder(data, folder):
+    assert data("partition", "--partition", "iid", "--clients", "2", "--out", "split.JSON")[0] == 0
+    assert len(read_split(folder / "split.JSON")["clients"]) == 2
+    assert data("partition", "--partition", "iid", "--clients", "2", "--out", "split")[0] == 0
+    assert sorted(path.name for path in (folder / "split").iterdir()) == ["client_0.npz", "client_1.npz"]
+
+
+@pytest.mark.parametrize("option", ["data.new_clients=1", "data.val_fraction=0.5"])
+def test_what_a_folder_cannot_hold_is_not_lost_in_silence(data, folder, option):
+    code, out, err = data("partition", "--partition", "iid", "--clients", "3", "--set", option, "--out", "split")
+    assert (code, out) == (3, "") and "split.json can" in err and not list(folder.iterdir())
+
+
+def write_pictures(folder, rows=40):
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    np.savez(folder / "train.npz", x=rng.integers(0, 256, (rows, 32, 32, 3), np.uint8), y=np.arange(rows) % 2)
+
+
+def test_partition_says_the_conditions_of_a_run_without_making_images(data, folder, monkeypatch):
+    from fedtailor.config import make_config
+    from fedtailor.data import shift
+    from fedtailor.data.build import build, split_record
+
+    write_pictures(folder / "own/north")
+    given = {"data.path": "own", "data.partition": "iid", "data.clients": 4, "data.new_clients": 1}
+    given["data.shift"] = "cifar_s(clients=1, new='all')"
+    built = build(make_config({}, list(given.items())).data, run_seed=0)
+    expected = split_record(built.division, built.conditions)
+    monkeypatch.setattr(shift, "corrupted_copies", lambda *_, **__: pytest.fail("images were made"))
+    words = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+    assert data("partition", *words, "--out", "split.json")[0] == 0
+    assert read_split(folder / "split.json") == expected and len(expected["conditions"]) == 3 + 11
+
+
+def test_partition_refuses_a_shift_that_a_run_would(data):
+    code, _, err = data("partition", "--partition", "iid", "--set", "data.shift=cifar_s(clients=1)")
+    assert code == 4 and "data.shift needs images of 8 bits" in err
+
+
 def test_partition_without_a_file_prints_only(data, folder):
     code, out, _ = data(
         "partition", "--clients", "60", "--partition", "iid", "--seed", "7", "--set", "data.fraction=0.5"
@@ -145,6 +232,9 @@ BAD = [
     (["partition", "-d", "mnist", "--data-dir", "nowhere"], 4, "nowhere"),
     (["plot", "bubles", "--out", "a.svg"], 2, "did you mean 'bubbles'"),
     (["plot", "bubbles", "--out", "a.jpg"], 3, ".svg"),
+    (["partition", "-d", "digits", "--data", "own"], 2, "not both"),
+    (["plot", "corruptions", "-d", "digits", "--out", "a.svg"], 4, "images of 8 bits"),
+    (["plot", "corruptions", "-d", "synthetic", "--out", "a.svg"], 4, "images of 8 bits"),
     (["fetch"], 2, "name"),
     (["nothing"], 2, "nothing"),
     (["partition", "--out", "no/split.json", "--partition", "iid"], 5, "no/split.json"),
@@ -187,7 +277,26 @@ def test_check_of_unusable_data_is_exit_4(data, folder):
     code, out, err = data("check", "own")
     assert code == 4 and "error: " in err and "cannot be used" in err.splitlines()[-1]
     assert "\x1b" not in out + err
-    assert data("check", "missing")[0] == 4
+
+
+def test_check_of_nothing_is_one_error_and_no_table(data):
+    code, out, err = data("check", "missing")
+    lines = err.splitlines()
+    assert (code, out) == (4, "") and lines[0] == "error: not_found, once" and lines[-1].endswith("as they are.")
+    assert len(lines) == 3 and "missing" in lines[1]
+
+
+def test_check_prints_short_names_counts_in_words_and_no_empty_path(capsys):
+    from fedtailor.terminal_data import show_check
+
+    site = {"name": "n" * 200, "train": {"a": 3}, "test": {}, "problems": 2}
+    first = [{"site": "", "path": "", "message": "Odd."}, {"site": "", "path": "file", "message": "Odd too."}]
+    groups = [{"severity": "warning", "kind": "odd", "count": count, "first": first[:count]} for count in (1, 2)]
+    show_check({"path": "p", "layout": "l", "usable": True, "sites": [site], "problems": groups, "notes": []})
+    out, err = capsys.readouterr()
+    assert "n" * 39 + "…" in out and "n" * 40 not in out
+    lines = ["warning: odd, once", "  Odd.", "warning: odd, 2 times", "  Odd.", "  file: Odd too."]
+    assert err.splitlines() == [*lines, "The data can be used."]
 
 
 def test_problems_are_grouped_errors_first():
@@ -211,7 +320,48 @@ def test_plot(data, folder, kind):
     options = ["--clients", "3", "--partition", "iid", "--out", f"{kind}.svg"]
     assert as_json(data("plot", kind, *options, "--json")) == {"plot": kind, "out": f"{kind}.svg"}
     assert (folder / f"{kind}.svg").read_text().startswith("<svg")
-    assert f"{kind}.svg" in data("plot", kind, *options)[2]
+
+
+def test_a_picture_is_never_written_over_another_file(data, folder, monkeypatch):
+    (folder / "data.html").write_text("mine")
+    (folder / "link.svg").symlink_to("nowhere")
+    for name in ("data.html", "link.svg"):
+        code, out, err = data("plot", "bubbles", "--out", name)
+        assert (code, out) == (3, "") and "never overwritten" in err and "--out" in err
+    assert (folder / "data.html").read_text() == "mine" and (folder / "link.svg").is_symlink()
+    monkeypatch.setattr("fedtailor.data.plot.save", lambda picture, path: path.write_text("picture"))
+    for name in ("bubbles.html", "bubbles-2.html", "bubbles-3.html"):
+        assert as_json(data("plot", "bubbles", "--partition", "iid", "--json"))["out"] == name
+        assert (folder / name).read_text() == "picture"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "divisions", "said"),
+    [
+        (["--data", "own"], 1, "1 division"),
+        (["--set", "data.split=split.json"], 1, "1 division"),
+        (["--data", "own", "--set", "data.subset=4"], 20, "20 divisions"),
+        (["--partition", "iid", "--clients", "2"], 20, "20 divisions"),
+    ],
+    ids=["natural", "split", "natural subset", "iid"],
+)
+def test_a_plot_of_sizes_draws_a_fixed_division_once(data, folder, monkeypatch, arguments, divisions, said):
+    from fedtailor.data import division, plot
+
+    for name in ("north", "south"):
+        write_site(folder / "own", name)
+    assert data("partition", "--partition", "iid", "--clients", "2", "--out", "split.json")[0] == 0
+    divide, seeds, drawn = division.divide, [], []
+    monkeypatch.setattr(
+        division, "divide", lambda options, **more: (made := divide(options, **more), seeds.append(made.seed))[0]
+    )
+    sizes = plot.sizes
+    monkeypatch.setattr(plot, "sizes", lambda *given, **more: (drawn.append((given, more)), sizes(*given, **more))[1])
+    assert data("plot", "sizes", *arguments, "--out", "a.svg")[0] == 0
+    [((samples,), options)] = drawn
+    assert seeds == list(range(42, 42 + divisions)) and options["title"].endswith(f" of a client, {said}")
+    [values] = samples.values()
+    assert divisions <= len(values) <= 2 * divisions  # a site of which nothing is in a subset is no client
 
 
 def test_plot_of_corruptions_is_asked_for_with_the_seed_and_the_frost_folder(data, folder, monkeypatch):

@@ -8,11 +8,11 @@ import torch
 
 import worlds
 from both_ways import both_ways, examples, key_of
-from fedtailor.core.augment import Moving, moving, take_moved
-from fedtailor.core.batches import gather, plan_batches
+from fedtailor.core.augment import Moving, moving
+from fedtailor.core.batches import Amount, gather, plan_batches, take
 from fedtailor.core.federate import Protocol, federate
-from fedtailor.core.federation import Federation
-from fedtailor.core.local import _plan, classification_loss, train  # noqa: F401
+from fedtailor.core.federation import UNSCALED, Federation
+from fedtailor.core.local import classification_loss, train
 from fedtailor.core.participation import parse_participation
 from fedtailor.core.rng import new_key, plain
 from fedtailor.core.task import Training
@@ -36,7 +36,7 @@ def eight_bit(federation: Federation) -> Federation:
 
 def as_floats(federation: Federation) -> Federation:
     x = (federation.x.to(torch.get_default_dtype()) / 255 - 0.5) / 0.5
-    return dataclasses.replace(federation, x=x)
+    return dataclasses.replace(federation, x=x, scale=UNSCALED)
 
 
 def moved_slowly(image: np.ndarray, down: int, right: int, mirrored: int, padding: int) -> np.ndarray:
@@ -62,10 +62,10 @@ def test_images_are_moved_as_by_padding_and_cutting():
     table = colors()
     rows = torch.tensor([3, 0, 5, 5])
     moves = torch.tensor([[2, -1, 0], [0, 3, 1], [-3, -3, 1], [0, 0, 0]])
-    found = take_moved(table, rows, moves)
+    found = take(table, rows, moves)
     for image, row, (down, right, mirrored) in zip(found, rows, moves.tolist(), strict=True):
         assert np.array_equal(image.numpy(), moved_slowly(table[row].numpy(), down, right, mirrored, 3))
-    assert torch.equal(take_moved(table, rows.view(2, 2), moves.view(2, 2, 3)), found.view(2, 2, *found.shape[1:]))
+    assert torch.equal(take(table, rows.view(2, 2), moves.view(2, 2, 3)), found.view(2, 2, *found.shape[1:]))
 
 
 def test_moves_are_uniform_and_differ_by_epoch_and_client():
@@ -82,9 +82,7 @@ def test_moves_are_uniform_and_differ_by_epoch_and_client():
 
 
 def test_padding_between_examples_changes_no_move():
-    key, amount = plain(new_key(0)), None
-    from fedtailor.core.batches import Amount
-
+    key = plain(new_key(0))
     amount = Amount(epochs=2, steps=0, batch_size=2, drop_last=False, per_step=1)
     drawn = Moving(plain(new_key(0, client=1)), 2, True)
     dense = plan_batches(torch.ones(5), key, amount, drawn)

@@ -129,6 +129,26 @@ def test_one_changed_pixel_is_noticed(folder: Path) -> None:
     np.testing.assert_array_equal(cached(SIGNATURE, make, name="made").x, make().x)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_official_train", 2),
+        ("white", 3.0),
+        ("class_names", ["yes", "no"]),
+        ("normalize", [[0.5], [0.5]]),
+        ("domain_names", ["south", "north"]),
+    ],
+)
+def test_one_changed_field_is_noticed(folder: Path, field: str, value: object) -> None:
+    cached(SIGNATURE, make, name="made")
+    path = entry(folder) / "meta.json"
+    meta = json.loads(path.read_text(encoding="utf-8"))
+    meta["fields"][field] = value
+    path.write_text(json.dumps(meta), encoding="utf-8")
+    again = cached(SIGNATURE, make, name="made")
+    assert getattr(again, field) == getattr(make(), field)
+
+
 def test_arrays_of_objects_are_not_unpickled(folder: Path) -> None:
     cached(SIGNATURE, make, name="made")
     np.save(entry(folder) / "x.npy", np.array([{}, {}, {}, {}]), allow_pickle=True)
@@ -236,6 +256,38 @@ def test_the_signature_changes_with_files_and_readers(tmp_path: Path, monkeypatc
     monkeypatch.setattr(cache, "_source_digest", lambda: "another")
     note()
     assert len(set(seen)) == len(seen) == 6
+
+
+def test_files_of_one_size_and_age_that_change_places_are_noticed(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_text(name)
+    age(tmp_path)
+    before = signature_of(["[ab]"], tmp_path)
+    (tmp_path / "a").rename(tmp_path / "c")
+    (tmp_path / "b").rename(tmp_path / "a")
+    (tmp_path / "c").rename(tmp_path / "b")
+    assert [(tmp_path / name).read_text() for name in "ab"] == ["b", "a"]
+    assert signature_of(["[ab]"], tmp_path) != before
+
+
+def test_a_file_rewritten_with_its_old_time_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    age(tmp_path)
+    before = signature_of(["a"], tmp_path)
+    (tmp_path / "a").write_text("2")
+    age(tmp_path)
+    assert signature_of(["a"], tmp_path) != before
+
+
+def test_hard_links_of_two_folders_are_told_apart(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "one/a").write_text("1")
+    (tmp_path / "two/a").hardlink_to(tmp_path / "one/a")
+    (tmp_path / "link").symlink_to("one")
+    age(tmp_path)
+    first, second, linked = (signature_of(["a"], tmp_path / name) for name in ("one", "two", "link"))
+    assert first != second and first == linked
 
 
 def test_no_files_and_fresh_files_have_no_signature(tmp_path: Path, folder: Path) -> None:

@@ -104,11 +104,16 @@ def test_clients_without_test_examples_are_noted() -> None:
         ({"dataset": "digitss"}, "unknown dataset 'digitss'; did you mean 'digits'?"),
         ({"partition": "iidd"}, "unknown partition 'iidd'"),
         ({"clients": -1}, "data.clients must be >= 0, got -1."),
-        ({"clients": 20, "new_clients": 20}, "data.new_clients must be less than data.clients (20), got 20."),
+        ({"clients": 20, "new_clients": 20}, "data.new_clients must be less than the number of clients (20), got 20."),
         ({"fraction": 0.0}, "data.fraction must be > 0 and <= 1, got 0.0."),
         ({"test_share": 1.0}, "data.test_share must be >= 0 and < 1, got 1.0."),
         ({"val_fraction": "0.1"}, "data.val_fraction must be a number, got '0.1'."),
         ({"seed": -1}, "data.seed must be >= 0, got -1."),
+        ({"split": "s.json", "fraction": 0.5}, "data.fraction = 0.5 has no effect, because data.split is given"),
+        ({"split": "s.json", "clients": 7}, "data.clients = 7 has no effect"),
+        ({"mean": (0.5,)}, "data.mean needs data.std beside it"),
+        ({"mean": (0.5,), "std": (0.5,), "normalize": "training"}, "data.normalize = 'training' has no effect"),
+        ({"image_size": 32}, "data.image_size = 32 has no effect, because data.path is not given"),
         ({"seed": "runs"}, "data.seed must be a whole number or one of 'run', got 'runs'."),
         ({"dir": 1}, "data.dir must be text, got 1."),
     ],
@@ -231,3 +236,14 @@ def test_subclasses_are_needed_for_tests_by_subclass() -> None:
     dataset = dataclasses.replace(published(), subclasses=None)
     with pytest.raises(ConfigError, match="needs subclasses"):
         by_policy("by_subclass", dataset, partition="iid")
+
+
+def test_fewer_clients_than_sites_are_noted() -> None:
+    division = divide(DataOptions(clients=2), run_seed=0, dataset=published(domains=4))
+    assert "2 of 4 sites are not used: data.clients is 2." in division.notes
+
+
+def test_small_data_without_sites_have_fewer_clients_unless_asked() -> None:
+    division = divide(DataOptions(partition="iid"), run_seed=0, dataset=colorful(90))
+    assert division.options.clients == 4
+    assert divide(DataOptions(partition="iid", clients=20), run_seed=0, dataset=colorful(90)).options.clients == 20

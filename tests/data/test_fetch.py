@@ -36,6 +36,7 @@ class Server(ThreadingHTTPServer):
         self.statuses: list[int] = []
         self.ranges = True
         self.lengths = True
+        self.extra = b""
         self.asked: list[str] = []
 
     @property
@@ -68,7 +69,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         cut = self.server.cuts.pop(0) if self.server.cuts else len(content)
-        self.wfile.write(content[start : start + cut])
+        self.wfile.write(content[start : start + cut] + self.server.extra)
 
     def log_message(self, *_) -> None:
         pass
@@ -205,8 +206,41 @@ def test_no_space_is_said_before_a_byte_is_written(server: Server, tmp_path: Pat
     assert len(server.asked) == (0 if size else 1) and not list((tmp_path / "MNIST/raw").iterdir())
 
 
+@pytest.mark.parametrize("lengths", [True, False], ids=["announced", "not announced"])
+def test_more_than_the_known_size_is_not_written(server: Server, tmp_path: Path, lengths: bool) -> None:
+    server.lengths = lengths
+    error = refusal(tmp_path, published(server, size=len(CONTENT) - 1))
+    got = f"{len(CONTENT):,}" if lengths else "more"
+    assert f"expected at most {len(CONTENT) - 1:,} bytes, got {got}." in error.message
+    assert server.asked == [""] and not list((tmp_path / "MNIST/raw").iterdir())
+
+
+@pytest.mark.parametrize("lengths", [True, False], ids=["announced", "not announced"])
+def test_a_file_of_unknown_size_has_a_limit_too(server: Server, tmp_path: Path, monkeypatch, lengths: bool) -> None:
+    monkeypatch.setattr(fetching, "MAX_UNKNOWN", 300_000)  # within the second chunk
+    server.lengths = lengths
+    error = refusal(tmp_path, published(server))
+    assert "expected at most 300,000 bytes" in error.message and not list((tmp_path / "MNIST/raw").iterdir())
+
+
+def test_more_than_the_announced_rest_is_not_written(server: Server, tmp_path: Path) -> None:
+    server.lengths, server.extra, server.cuts = False, b"endless" * 1000, [len(CONTENT)]
+    (tmp_path / "MNIST/raw").mkdir(parents=True)
+    (tmp_path / "MNIST/raw/file.bin.part").write_bytes(CONTENT[:1000])
+    error = refusal(tmp_path, published(server))
+    assert server.asked == ["bytes=1000-"] and f"at most {len(CONTENT):,} bytes, got more" in error.message
+
+
+def test_space_is_checked_while_a_file_of_unknown_size_comes(server: Server, tmp_path: Path, monkeypatch) -> None:
+    server.lengths = False
+    free = iter([10**9, 10**9, 10**9, 1000])  # before the request, at its start, after the first chunk
+    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: SimpleNamespace(free=next(free)))
+    error = refusal(tmp_path, published(server))
+    assert "1,000 left" in error.message and next(free, None) is None
+
+
 def test_a_disk_that_gets_full(server: Server, tmp_path: Path, monkeypatch) -> None:
-    def full(*_):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(transfer, "transfer", full)

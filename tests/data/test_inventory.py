@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedtailor.core.errors import ConfigError
 from fedtailor.data import cifar, digit5, inventory, mnist
 from fedtailor.data.downloads import DOWNLOADS, ELSEWHERE
 from fedtailor.data.known import DATASETS
@@ -27,6 +28,12 @@ def test_every_data_set_has_a_record(tmp_path: Path) -> None:
         assert record["fetchable"] == (name in DOWNLOADS) == bool(record["urls"])
         assert record["elsewhere"] == ELSEWHERE.get(name)
         assert (record["files"], record["bytes"]) == (0, 0)
+
+
+def test_one_data_set_is_described_alone(tmp_path: Path) -> None:
+    assert inventory.describe_dataset("mnist", tmp_path) == records(tmp_path)["mnist"]
+    with pytest.raises(ConfigError, match="did you mean 'mnist'"):
+        inventory.describe_dataset("mnits", tmp_path)
 
 
 @pytest.mark.parametrize("compress", [False, True])

@@ -157,10 +157,19 @@ def pixels_of(place: dict[str, Any]) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(place["url"].split(",")[1]))))
 
 
-def test_tables_cannot_be_corrupted(tmp_path: Path) -> None:
-    table = Dataset(name="toy", x=np.zeros((2, 3), np.float32), y=np.zeros(2, int), num_classes=1)
-    with pytest.raises(DataError, match="corruptions need 8-bit images, got float32"):
-        corruption_sheet(table, seed=0, frost_folder=tmp_path)
+@pytest.mark.parametrize(
+    ("x", "white", "got"),
+    [
+        (np.zeros((2, 3), np.float32), 255.0, "float32"),
+        (np.zeros((2, 8, 8, 1), np.uint8), 16.0, "16 for white"),
+        (np.zeros((2, 8, 8, 2), np.uint8), 255.0, r"\(8, 8, 2\)"),
+    ],
+    ids=["table", "16 grays", "two channels"],
+)
+def test_what_a_run_would_not_corrupt_is_not_drawn(tmp_path: Path, x: np.ndarray, white: float, got: str) -> None:
+    dataset = Dataset(name="toy", x=x, y=np.zeros(2, int), num_classes=1, white=white)
+    with pytest.raises(DataError, match=f"needs images of 8 bits, gray or RGB, with 255 for white.*{got}"):
+        corruption_sheet(dataset, seed=0, frost_folder=tmp_path)
 
 
 class Page(HTMLParser):

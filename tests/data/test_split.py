@@ -55,12 +55,42 @@ def test_a_changed_split_is_refused(tmp_path: Path, record: SplitRecord) -> None
     assert caught.value.path == str(path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"clients": 1, "new_clients": 0}', "[" * 100_000, "\ufeff{"])
-def test_what_is_no_split_is_refused(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "got"),
+    [
+        (b"", "what is not JSON (line 1, column 1)"),
+        (b'{"clients":\n x}', "what is not JSON (line 2, column 2)"),
+        (b"\xff", "what is not JSON"),
+        (b"\xef\xbb\xbf{", "what is not JSON (line 1, column 1)"),
+        (b"1" * 5000, "what is not JSON"),
+        (b"[]", "no object with named entries"),
+        (b"1", "no object with named entries"),
+        (b"[" * 100_000, "brackets nested too deeply"),
+    ],
+    ids=range(8),
+)
+def test_what_is_no_split_is_refused_in_plain_words(tmp_path: Path, content: bytes, got: str) -> None:
     path = tmp_path / "split.json"
-    path.write_text(content, encoding="utf-8")
-    with pytest.raises(DataError, match="expected a split in JSON"):
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
         read_split(path)
+    assert caught.value.message == f"{path}: expected a split in JSON, got {got}."
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("clients", 1),
+        ("new_clients", True),
+        ("client_names", {}),
+        ("conditions", None),
+        ("options", []),
+        ("dataset", 1),
+    ],
+)
+def test_entries_of_another_type_are_named(tmp_path: Path, record: SplitRecord, name: str, value: object) -> None:
+    with pytest.raises(DataError, match=f"got an entry of the wrong type: {name}.$"):
+        read_split(write(tmp_path / "split.json", {**record, name: value}))
 
 
 def test_missing_entries_and_files_are_named(tmp_path: Path, record: SplitRecord) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtailor.core.errors import DataError, RunError
+from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.data import split_files
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.split import ClientRows, split_digest, to_records
@@ -55,9 +55,10 @@ def same(left: list[ClientRows], right: list[ClientRows]) -> bool:
 
 
 def test_our_own_split_is_read_back(tmp_path: Path, dataset: Dataset, rows: list[ClientRows]) -> None:
-    record = record_of(rows, dataset, new_clients=1, client_names=["Charité", "<b>"])
-    read, num_new, names, _ = read_split_file(write(tmp_path / "split.json", record), dataset)
-    assert same(read, rows) and num_new == 1 and names == ("Charité", "<b>")
+    changes: dict[str, Any] = {"new_clients": 1, "client_names": ["Charité", "<b>"], "conditions": ["clean", "frost-3"]}
+    loaded = read_split_file(write(tmp_path / "split.json", record_of(rows, dataset, **changes)), dataset)
+    assert same(loaded.rows, rows) and loaded.num_new == 1 and loaded.client_names == ("Charité", "<b>")
+    assert (loaded.test, loaded.conditions, loaded.notes) == ("own", ("clean", "frost-3"), [])
 
 
 def test_a_split_of_other_data_names_both_digests(tmp_path: Path, dataset: Dataset, rows: list[ClientRows]) -> None:
@@ -72,7 +73,7 @@ def test_a_split_of_other_data_names_both_digests(tmp_path: Path, dataset: Datas
     ("changes", "message"),
     [
         ({"clients": []}, "a list of one client or more"),
-        ({"clients": {"0": []}}, "a list of one client or more"),
+        ({"clients": {"0": []}}, "an entry of the wrong type: clients"),
         ({"clients": [[1, 2]]}, "client 0 to have train, val, test"),
         ({"clients": [{"train": [1], "test": [2]}]}, "client 0 to have train, val, test"),
         ({"clients": [{"train": [1.0], "val": [], "test": []}]}, "train of client 0 to be a list of whole numbers"),
@@ -82,7 +83,11 @@ def test_a_split_of_other_data_names_both_digests(tmp_path: Path, dataset: Datas
         ({"clients": [{"train": [-1], "val": [], "test": []}]}, "positions from 0 to 29, got -1 at place 0"),
         ({"clients": [{"train": [2**80], "val": [], "test": []}]}, "got 1208925819614629174706176 at place 0"),
         ({"new_clients": 2}, "new_clients from 0 to 1, got '2'"),
-        ({"new_clients": True}, "new_clients from 0 to 1, got 'True'"),
+        ({"new_clients": -1}, "new_clients from 0 to 1, got '-1'"),
+        ({"conditions": [1]}, "conditions to be texts"),
+        ({"options": {}}, r"options\.test to be one of"),
+        ({"client_names": ["a", "a"]}, "client_names that differ, got 'a' more than once"),
+        ({"client_names": ["a", " "]}, "client_names that are not empty, got ' ' for client 1"),
         ({"client_names": ["one"]}, "client_names to be no or 2 texts"),
         ({"client_names": [1, 2]}, "client_names to be no or 2 texts"),
     ],
@@ -115,7 +120,8 @@ def test_a_folder_is_read_in_the_order_of_numbers(tmp_path: Path, dataset: Datas
     for client in range(12):  # as the release writes them; client_10 comes before client_2 by name
         np.savez(tmp_path / f"client_{client}.npz", train=np.array([client]), test=np.array([client + 12], np.int32))
     (tmp_path / "config.json").write_text("{}")
-    rows, num_new, names, _ = read_split_file(tmp_path, dataset)
+    rows, num_new, names, _, conditions, [note] = read_split_file(tmp_path, dataset)
+    assert conditions is None and note.endswith("which data they divide: that it is 'toy' is not checked.")
     expected = [ClientRows(np.array([c]), np.array([], np.int64), np.array([c + 12])) for c in range(12)]
     assert same(rows, expected) and num_new == 0 and names == ()
 
@@ -123,15 +129,30 @@ def test_a_folder_is_read_in_the_order_of_numbers(tmp_path: Path, dataset: Datas
 def test_a_written_folder_is_read_back(tmp_path: Path, dataset: Dataset, rows: list[ClientRows]) -> None:
     folder = tmp_path / "out"
     folder.mkdir()  # empty: allowed
+    rows = [each._replace(val=each.val[:0]) for each in rows]
     write_npz_split(folder, rows)
     read, *_ = read_split_file(folder, dataset)
-    assert same(read, [ClientRows(np.r_[each.train, each.val], each.val[:0], each.test) for each in rows])
+    assert same(read, rows)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     with pytest.raises(DataError, match="a folder that does not exist, or is empty"):
         write_npz_split(folder, rows)
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match="cannot write"):
         write_npz_split(tmp_path / "file" / "out", rows)
+
+
+def test_what_a_folder_cannot_hold_is_refused_before_writing(tmp_path: Path, rows: list[ClientRows]) -> None:
+    plain = [each._replace(val=each.val[:0]) for each in rows]
+    cases: list[tuple[list[ClientRows], dict[str, Any], str]] = [
+        (rows, {}, "cannot hold validation examples; a file split.json can"),
+        (plain, {"num_new": 2}, r"cannot hold new clients \(there are 2\)"),
+        (plain, {"test": "by_label"}, r"cannot hold test examples that clients share \(data.test = 'by_label'\)"),
+        (rows, {"num_new": 1}, "new clients .* and validation examples"),
+    ]
+    for clients, options, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            write_npz_split(tmp_path / "out", clients, **options)
+    assert not list(tmp_path.iterdir())
 
 
 def object_array(path: Path) -> None:

@@ -1,5 +1,7 @@
 """From divided data to tensors."""
 
+import json
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +13,7 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Federation
 from fedtailor.core.task import Model, Task
 from fedtailor.data import load_dataset
-from fedtailor.data.build import build
+from fedtailor.data.build import build, split_record
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.options import DataOptions
 from fedtailor.data.tensors import to_federation
@@ -71,10 +73,48 @@ def test_channels_may_have_their_own_normalization(float64: torch.dtype) -> None
     np.testing.assert_array_equal(values(federation_of(dataset)).transpose(0, 2, 3, 1), expected)
 
 
-def test_images_of_floats_are_normalized_at_once(float64: torch.dtype) -> None:
+def test_images_of_floats_are_normalized_when_used_so_that_black_comes_in(float64: torch.dtype) -> None:
     x = np.random.default_rng(0).random((30, 4, 5, 3), dtype=np.float32)
     federation = federation_of(colorful(x=x, white=1.0))
     np.testing.assert_array_equal(values(federation).transpose(0, 2, 3, 1), (x.astype(np.float64) - 0.5) / 0.5)
+    moves = torch.tensor([[2, 0, 0]] * 30)
+    moved = gather(federation.examples(torch.arange(30)), torch.arange(30), moves).x
+    assert torch.equal(moved[:, :, :2], torch.full_like(moved[:, :, :2], -1.0))
+
+
+def test_a_split_from_a_file_is_the_same_run(tmp_path: Path) -> None:
+    options = DataOptions(partition="iid", clients=4, new_clients=1, val_fraction=0.1)
+    divided = build(options, run_seed=0)
+    path = tmp_path / "split.json"
+    path.write_text(json.dumps(split_record(divided.division)))
+    loaded = build(DataOptions(split=str(path)), run_seed=0)
+    assert loaded.num_new == 1 and loaded.notes == divided.notes
+    for rows, others in zip(divided.rows, loaded.rows, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(rows, others, strict=True))
+    again = split_record(loaded.division)
+    assert again["split_sha256"] == split_record(divided.division)["split_sha256"]
+    path.write_text(json.dumps(again))  # what a run with a split file writes is a split file itself
+    assert len(build(DataOptions(split=str(path)), run_seed=0).rows) == 4
+    with pytest.raises(ConfigError, match=r"data\.new_clients must be 1, as in the split file"):
+        build(DataOptions(split=str(path), new_clients=2), run_seed=0)
+
+
+def test_other_conditions_than_those_of_a_split_file_are_noted(tmp_path: Path) -> None:
+    dataset = colorful(200)
+    options = DataOptions(partition="iid", clients=4, shift="cifar_s(clients=2)")
+    divided = build(options, run_seed=0, dataset=dataset)
+    path = tmp_path / "split.json"
+    path.write_text(json.dumps(split_record(divided.division, divided.conditions)))
+    clean = build(DataOptions(split=str(path)), run_seed=0, dataset=dataset)
+    assert any("other conditions than the split file says" in note for note in clean.notes)
+    same = build(DataOptions(split=str(path), shift="cifar_s(clients=2)"), run_seed=0, dataset=dataset)
+    assert not any("other conditions" in note for note in same.notes) and same.conditions == divided.conditions
+
+
+def test_new_clients_under_all_corruptions_need_new_clients() -> None:
+    with pytest.raises(ConfigError, match=r"cifar_s\(new='all'\) needs new clients"):
+        options = DataOptions(partition="iid", clients=4, shift="cifar_s(clients=0, new='all')")
+        build(options, run_seed=0, dataset=colorful(200))
 
 
 @pytest.mark.parametrize("make", [colorful, table])

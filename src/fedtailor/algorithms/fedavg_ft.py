@@ -23,7 +23,7 @@ from fedtailor.core.local import cached_features, classification_loss, head_loss
 from fedtailor.core.message import Field, Mean, Messages, Reduced
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
-from fedtailor.core.task import ALL, Params, Task
+from fedtailor.core.task import ALL, BODY, Params, Task
 
 
 class FineTuned(NamedTuple):
@@ -74,19 +74,14 @@ class FedAvgFT(Algorithm[Params, tuple[()], FineTuned]):
 
     def personalize(self, task: Task, download: Download, state: tuple[()], data: ClientData, key: Key) -> FineTuned:
         """Fine-tune a copy of the global model."""
-        model = download.shared
-        if self.finetune == "all":
-            params, examples, loss = model, data.train, classification_loss
-        else:
-            params, examples, loss = (
-                task.pick(model, "head"),
-                cached_features(task, model, data.train, key=key),
-                head_loss,
-            )
+        model, head = download.shared, self.finetune == "head"
+        cached = head and not self.training.augments  # else features differ from epoch to epoch
+        examples = cached_features(task, model, data.train, key=key) if cached else data.train
         tuned = train(
             task,
-            loss,
-            params,
+            head_loss if cached else classification_loss,
+            task.pick(model, "head") if head else model,
+            context=task.pick(model, *BODY) if head and not cached else (),
             data=examples,
             key=key.fold("finetune"),
             training=self.training,

@@ -220,7 +220,7 @@ class FedCR(Algorithm[Global, State, Personal]):
         task, body = self._own(task), self._body(download.shared, state)
         examples: ExampleSet = data.train
         context: Params | tuple[()] = body
-        if not (self.training.crop_padding or self.training.flip):
+        if not self.training.augments:
             examples, context = cached_features(task, body, data.train, key=key), ()
         tuned = train(
             task,

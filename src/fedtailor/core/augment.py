@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedtailor.core import rng
@@ -37,30 +38,25 @@ class Moving(NamedTuple):
 
 def moving(training: Training, table: Tensor, key: Key) -> Moving | None:
     """Return how a client's images are moved; None if they are not, or if the table does not hold images."""
-    if not (training.crop_padding or training.flip) or table.dim() < 4:
+    if not training.augments or table.dim() < 4:
         return None
     return Moving(rng.plain(key.fold("augment")), training.crop_padding, training.flip)
 
 
-def take_moved(table: Tensor, rows: Tensor, moves: Tensor) -> Tensor:
-    """Gather moved images (..., channels, height, width) from a table (rows, channels, height, width).
+def move(images: Tensor, moves: Tensor) -> Tensor:
+    """Move and mirror images (n, height, width, channels); what comes in is 0.
 
     Args:
-        table: images whose memory is laid out channels last.
-        rows: which, (...).
-        moves: their moves, (..., 3).
+        images: as stored.
+        moves: (n, 3), as drawn.
     """
-    height, width = table.shape[2:]
-    down, right, mirrored = (moves[..., axis, None] for axis in range(3))
-    across = torch.arange(width).expand(*rows.shape, width)
-    lines = torch.arange(height) - down  # (..., height), where each line of the result comes from
-    columns = torch.where(mirrored > 0, width - 1 - across, across) - right
-    picked = table.permute(0, 2, 3, 1)[
-        rows[..., None, None], lines.clamp(0, height - 1)[..., None], columns.clamp(0, width - 1)[..., None, :]
-    ]
-    inside = _inside(lines, height)[..., None] & _inside(columns, width)[..., None, :]
-    return (picked * inside[..., None]).movedim(-1, -3)
-
-
-def _inside(positions: Tensor, length: int) -> Tensor:
-    return (positions >= 0) & (positions < length)
+    count, height, width, channels = images.shape
+    border = int(moves[:, :2].abs().max()) if count else 0
+    padded = F.pad(images, (0, 0, border, border, border, border))
+    down, right, mirrored = moves[:, :, None].unbind(1)  # (n, 1) each
+    across = torch.arange(width)
+    lines = torch.arange(height) - down + border  # (n, height): where each line of the result comes from
+    columns = torch.where(mirrored > 0, width - 1 - across, across) - right + border
+    first = torch.arange(count)[:, None, None] * (padded.shape[1] * padded.shape[2])
+    places = first + lines[:, :, None] * padded.shape[2] + columns[:, None, :]
+    return padded.view(-1, channels).index_select(0, places.flatten()).view(images.shape)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import rng
-from fedtailor.core.augment import Moving, take_moved
+from fedtailor.core.augment import Moving, move
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.task import Batch
 
@@ -75,26 +75,31 @@ def plan_batches(
 
 
 def take(table: Tensor, rows: Tensor, moves: Tensor | None = None) -> Tensor:
-    """Gather rows of a table; images keep their channels-last memory, and are moved if asked to."""
+    """Gather rows (...) of a table; images keep their channels-last memory, and are moved if asked to."""
+    if table.dim() < 4:
+        return table[rows]
+    flat = table.permute(0, 2, 3, 1).flatten(1)  # a view of channels-last memory; whole rows are copied fastest
+    picked = flat.index_select(0, rows.flatten()).view(-1, *table.shape[2:], table.shape[1])
     if moves is not None:
-        return take_moved(table, rows, moves)
-    if table.dim() == 4 and table.is_contiguous(memory_format=torch.channels_last):
-        return table.permute(0, 2, 3, 1)[rows].movedim(-1, -3)
-    return table[rows]
+        picked = move(picked, moves.flatten(0, -2))
+    return picked.view(*rows.shape, *picked.shape[1:]).movedim(-1, -3)
 
 
 def to_values(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Normalize what was gathered from a table of 8-bit values; other values are returned as they are.
+    """Normalize what was gathered from a table of images; other values are returned as they are.
 
     Args:
-        stored: (..., channels, height, width), or (..., features).
+        stored: (..., channels, height, width), channels last in memory, or anything of fewer axes than four.
         scale: white, mean and deviation, (3, channels or 1).
         dtype: of the result.
     """
-    if stored.dtype != torch.uint8:
+    if stored.dim() < 4:
         return stored
-    white, mean, deviation = scale[..., None, None] if stored.dim() > 3 else scale
-    return stored.to(dtype).div_(white).sub_(mean).div_(deviation)
+    images = stored.movedim(-3, -1)
+    repeats = images.shape[-3] * images.shape[-2] if scale.shape[1] > 1 else 1
+    white, mean, deviation = scale.repeat(1, repeats)  # a whole image long: much faster than one value per channel
+    values = images.flatten(-3).to(dtype).div_(white).sub_(mean).div_(deviation)
+    return values.view(images.shape).movedim(-1, -3)
 
 
 def gather(data: ExampleSet, positions: Tensor, moves: Tensor | None = None) -> Batch:

@@ -185,8 +185,10 @@ class _Loop:
         program = partial(score_program, algorithm=self.algorithm)
         ids = [0] * len(rows)
         outputs = self._map_rows(program, model, ids, rows, report.round)
-        refuse_total_failure(outputs, ids, "evaluate", report.round)
-        if any(isinstance(output, Failure) for output in outputs):
+        failed = [output for output in outputs if isinstance(output, Failure)]
+        if failed:
+            reason = f"evaluate on the complete test part: {describe(failed[0])}"
+            report.events.append({"kind": "failed", "round": report.round, "client": -1, "reason": reason})
             return []
         return [Evaluation("global", "none", "known", [], [reduce(add, outputs)], "complete")]
 

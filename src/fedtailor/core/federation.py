@@ -21,8 +21,8 @@ class ExampleSet(NamedTuple):
     """Some examples of a table: positions and weights; building blocks gather, algorithms do not.
 
     The table is the resident dataset, the same for all clients, or a derived one (cached features).
-    Examples of weight 0 are not there (padding, or left out by sampling). A table of 8-bit values stays one: what is
-    gathered from it becomes ``(value / scale[0] - scale[1]) / scale[2]``; other tables are used as they are.
+    Examples of weight 0 are not there (padding, or left out by sampling). Images and 8-bit values stay as
+    stored: what is gathered becomes ``(value / scale[0] - scale[1]) / scale[2]``; other tables are used as they are.
     """
 
     x: Tensor  # (rows, *input_shape)
@@ -87,8 +87,8 @@ class Split(NamedTuple):
 class Federation:
     """A dataset divided among clients.
 
-    ``x`` holds the examples as 8-bit values, normalized by ``scale`` when they are used, or as floats; images as
-    (rows, channels, height, width) whose memory is laid out channels last; ``y`` the labels. ``splits[i]`` are the
+    ``x`` holds the examples: images as stored, (rows, channels, height, width) whose memory is laid out channels
+    last, normalized by ``scale`` when they are used; or tables of floats; ``y`` the labels. ``splits[i]`` are the
     positions of client i. Clients numbered from ``num_known`` on never take part in training (``new`` clients).
     """
 

@@ -79,7 +79,7 @@ class StackedExamples(NamedTuple):
         def pick(column: Stacked, rows: Tensor, moves: Tensor | None = None) -> Tensor:
             if column.dim is None:
                 return take(column.tensor, rows, moves)
-            return column.tensor[lanes, rows] if moves is None else take(*column.joined(rows), moves)
+            return column.tensor[lanes, rows] if column.tensor.dim() < 5 else take(*column.joined(rows), moves)
 
         rows = pick(self.rows, positions)
         weight = pick(self.weight, positions) * present

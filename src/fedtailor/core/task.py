@@ -104,6 +104,11 @@ class Training:
     def __post_init__(self) -> None:
         check_options(self, owner="training")
 
+    @property
+    def augments(self) -> bool:
+        """Whether images are moved or mirrored: then features cannot be computed once and kept."""
+        return self.flip or self.crop_padding > 0
+
 
 class LossOutput(NamedTuple):
     """What a loss returns: a scalar, updated buffers, and values to collect per example."""

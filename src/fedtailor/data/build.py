@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from fedtailor.core.errors import ConfigError
 from fedtailor.data import data_folder
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.division import Division, divide
 from fedtailor.data.options import DataOptions
-from fedtailor.data.shift import NEW_PAIRS, Pair, apply_shift, pairs, parse_shift
+from fedtailor.data.shift import NEW_PAIRS, CifarS, Pair, apply_shift, pairs, parse_shift
 from fedtailor.data.split import ClientRows, SplitRecord, split_digest, to_records
 
 __all__ = ["DataOptions", "DividedData", "build", "split_record"]
@@ -63,15 +64,9 @@ def build(
     division = divide(options, run_seed=run_seed, dataset=dataset)
     shift = parse_shift(options.shift)
     if shift is None:
-        names = division.client_names
-        return DividedData(division, division.dataset, division.rows, division.num_new, names, (), division.notes)
-    num_known = len(division.rows) - division.num_new
-    clients = list(range(num_known))
-    done: list[Pair | None] = list(pairs(shift, num_known))
-    conditions: tuple[Pair | None, ...] = (None, *NEW_PAIRS) if shift.new == "all" else (None,)
-    for client in range(num_known, len(division.rows)):  # a new client once per condition: all else is the same
-        clients += [client] * len(conditions)
-        done += conditions
+        notes, names = [*division.notes, *_other_conditions(division, ())], division.client_names
+        return DividedData(division, division.dataset, division.rows, division.num_new, names, (), notes)
+    clients, done = conditions_of(division, shift)
     rows = [division.rows[client] for client in clients]
     used = [np.concatenate(each) for each in rows]
     corrupted, copies = apply_shift(
@@ -84,25 +79,49 @@ def build(
     )
     states = tuple(CLEAN if pair is None else str(pair) for pair in done)
     names = tuple(_name(division, client, state) for client, state in zip(clients, states, strict=True))
-    notes = [*corrupted.notes, *division.notes[len(division.dataset.notes) :]]
+    notes = [*corrupted.notes, *division.notes[len(division.dataset.notes) :], *_other_conditions(division, states)]
     mapped = [_cut(copy, each) for copy, each in zip(copies, rows, strict=True)]
-    return DividedData(division, corrupted, mapped, len(rows) - num_known, names, states, notes)
+    num_new = len(rows) - (len(division.rows) - division.num_new)
+    return DividedData(division, corrupted, mapped, num_new, names, states, notes)
+
+
+def conditions_of(division: Division, shift: CifarS) -> tuple[list[int], list[Pair | None]]:
+    """Return the clients of a run, and what is done to each one's examples; a new client comes once per condition.
+
+    Raises:
+        ConfigError: the shift is for more clients than there are, or for new ones where there are none.
+    """
+    if shift.new == "all" and not division.num_new:
+        message = "cifar_s(new='all') needs new clients: data.new_clients must be > 0, got 0."
+        raise ConfigError(message, key="data.new_clients", allowed="> 0", got=0)
+    num_known = len(division.rows) - division.num_new
+    clients = list(range(num_known))
+    done = list(pairs(shift, num_known))
+    conditions: tuple[Pair | None, ...] = (None, *NEW_PAIRS) if shift.new == "all" else (None,)
+    for client in range(num_known, len(division.rows)):
+        clients += [client] * len(conditions)
+        done += conditions
+    return clients, done
+
+
+def _other_conditions(division: Division, states: tuple[str, ...]) -> list[str]:
+    """Say that the examples of a split from a file were in other conditions there, if they were."""
+    if division.conditions is None or division.conditions == states:
+        return []
+    return ["the clients' examples are in other conditions than the split file says: set data.shift as in its options."]
 
 
 def split_record(division: Division, conditions: tuple[str, ...] = ()) -> SplitRecord:
     """Return the record of a split, ready for JSON; positions are those in the data set as published."""
     clients = to_records(division.rows)
-    shown: Mapping[str, object] = dataclasses.asdict(division.options)
     machine = ("dataset", "dir", "path", "split")
+    shown = {name: value for name, value in dataclasses.asdict(division.options).items() if name not in machine}
     return SplitRecord(
         dataset=division.dataset.name,
         data_sha256=division.dataset.digest,
         split_sha256=split_digest(clients, division.num_new, list(conditions)),
-        options={
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in shown.items()
-            if name not in machine
-        },
+        options={name: list(value) if isinstance(value, tuple) else value for name, value in shown.items()}
+        | {"test": division.test, "clients": len(division.rows)},
         new_clients=division.num_new,
         client_names=list(division.client_names),
         conditions=list(conditions),

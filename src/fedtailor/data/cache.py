@@ -1,9 +1,9 @@
 """Decoded data sets on disk, mapped into memory: decoded once, shared by processes, paged in where they are used.
 
 An entry is the folder ``decoded/NAME-SIGNATURE`` of the cache folder: the arrays as ``.npy``, the rest as
-``meta.json``. It appears whole, by renaming, and is never changed. What is loaded has the digest that was noted
-when it was written; anything else is decoded again. The cache only saves time: where it cannot be written, data
-stay in memory.
+``meta.json``. It appears whole, by renaming, and is never changed. What is loaded, arrays and the rest, has the digests
+that were noted when it was written; anything else is decoded again. The cache only saves time: where it cannot be
+written, data stay in memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedtailor.core.errors import DataError
 from fedtailor.data import cache_folder
 from fedtailor.data.dataset import Dataset, Normalization
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 """Increased when the form of an entry changes."""
 
 _ARRAYS = ("x", "y", "subclasses", "domains")
@@ -40,8 +40,9 @@ _ABANDONED = 86_400.0  # seconds after which an unfinished entry is nobody's
 def signature_of(patterns: Iterable[str], folder: Path) -> str:
     """Return a SHA-256 that changes when files or their readers do.
 
-    It is over the path within ``folder``, size and modification time of every file that matches, and over the source
-    of the readers: what another version decoded is not taken for what this one would.
+    It is over the folder and, for every file that matches, its path there, size, times of modification and of change,
+    and number in the file system, so that two files of one size and age that change places are noticed; and over the
+    source of the readers: what another version decoded is not taken for what this one would.
 
     Args:
         patterns: relative to ``folder``, as in :class:`fedtailor.data.known.KnownDataset`.
@@ -60,10 +61,11 @@ def signature_of(patterns: Iterable[str], folder: Path) -> str:
         if stat.S_ISREG(status.st_mode):
             if abs(time.time() - status.st_mtime) < _TOO_FRESH:
                 return ""
-            files.append((path.relative_to(folder).as_posix(), status.st_size, status.st_mtime_ns))
+            place = path.relative_to(folder).as_posix()
+            files.append((place, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
     if not files:
         return ""
-    return hashlib.sha256(json.dumps([CACHE_VERSION, _source_digest(), sorted(files)]).encode()).hexdigest()
+    return _digest_of([CACHE_VERSION, _source_digest(), os.path.realpath(folder), sorted(files)])
 
 
 def cached(signature: str, build: Callable[[], Dataset], *, name: str) -> Dataset:
@@ -99,6 +101,8 @@ def _load(folder: Path, signature: str) -> Dataset | None:
     """Return the data set of an entry; None if there is none, or it is not what was written."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        if (meta["signature"], meta["fields_sha256"]) != (signature, _digest_of(meta["fields"])):
+            return None
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in meta["fields"].items()
         }
@@ -107,9 +111,7 @@ def _load(folder: Path, signature: str) -> Dataset | None:
             fields[name] = np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False)
         fields["normalize"] = Normalization(*map(tuple, fields["normalize"]))
         dataset = Dataset(**fields)
-        if (meta["signature"], meta["digest"]) != (signature, dataset.digest):
-            return None
-        return dataset
+        return dataset if meta["digest"] == dataset.digest else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, DataError):
         return None
 
@@ -118,15 +120,14 @@ def _write(folder: Path, signature: str, dataset: Dataset) -> None:
     """Write an entry beside its place, then rename it; what is there already and unfit gives way."""
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
     arrays = {name: array for name in _ARRAYS if (array := getattr(dataset, name)) is not None}
+    names = (field.name for field in dataclasses.fields(dataset))
+    fields = {name: getattr(dataset, name) for name in names if name not in _ARRAYS}
     meta = {
         "signature": signature,
-        "digest": dataset.digest,
+        "digest": dataset.digest,  # of the arrays
+        "fields_sha256": _digest_of(fields),
         "arrays": list(arrays),
-        "fields": {
-            field.name: getattr(dataset, field.name)
-            for field in dataclasses.fields(dataset)
-            if field.name not in _ARRAYS
-        },
+        "fields": fields,
     }
     try:
         temporary.mkdir(parents=True)
@@ -148,6 +149,11 @@ def _put(temporary: Path, folder: Path) -> None:
     except OSError:
         if not (folder / "meta.json").is_file():
             raise
+
+
+def _digest_of(value: Any) -> str:
+    """Return the SHA-256 of a value as JSON, the same before it is written and after it is read."""
+    return hashlib.sha256(json.dumps(value, default=_plain, sort_keys=True).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

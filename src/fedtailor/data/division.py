@@ -13,13 +13,16 @@ import numpy as np
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data import load_dataset
 from fedtailor.data.dataset import Dataset, Normalization
-from fedtailor.data.options import DataOptions, TestPolicy
+from fedtailor.data.options import DataOptions, TestPolicy, refuse_too_many_new
 from fedtailor.data.partitions.base import Partition
 from fedtailor.data.partitions.domains import Natural
 from fedtailor.data.partitions.text import parse_partition
 from fedtailor.data.split import ClientRows
+from fedtailor.data.split_files import LoadedSplit, read_split_file
 
 _DEFAULT_CLIENTS = 20
+_LEAST_PER_CLIENT = 20
+"""Examples that a client has at least on average, where the number of clients is left open."""
 
 
 class Division(NamedTuple):
@@ -35,6 +38,15 @@ class Division(NamedTuple):
     """Names of the sites or writers; empty: clients have numbers only."""
     notes: list[str]
     """Sentences on what a reader of results should know."""
+    test: TestPolicy = "own"
+    """How test examples were chosen."""
+    conditions: tuple[str, ...] | None = None
+    """What a split file says was done to each client's examples; None: there is no file."""
+
+    @property
+    def shared_test(self) -> bool:
+        """Whether test examples are the official ones, which clients share."""
+        return self.test not in ("own", "given")
 
     @property
     def seed(self) -> int:
@@ -63,15 +75,33 @@ def divide(options: DataOptions, *, run_seed: int, dataset: Dataset | None = Non
     seed = run_seed if options.seed == "run" else options.seed
     options = dataclasses.replace(options, seed=seed)
     if options.split:
-        from fedtailor.data.split_files import read_split_file
-
-        rows, num_new, names, test = read_split_file(Path(options.split), dataset)
-        num_new = num_new or options.new_clients
-        options = dataclasses.replace(options, clients=len(rows), new_clients=num_new, partition="", test=test)
+        loaded = read_split_file(Path(options.split), dataset)
+        rows, names, notes = loaded.rows, loaded.client_names, loaded.notes
+        num_new = _new_clients_of(loaded, options)
+        test, conditions = loaded.test, loaded.conditions
+        options = dataclasses.replace(options, new_clients=num_new)
     else:
-        rows, names, options = _by_partition(dataset, options, seed)
-    check_disjoint(rows, len(dataset.y), shared_test=options.test not in ("own", "given"))
-    return Division(dataset, rows, options.new_clients, options, names, _notes(dataset, rows))
+        rows, names, options, notes = _by_partition(dataset, options, seed)
+        test, conditions = cast(TestPolicy, options.test), None
+    division = Division(
+        dataset, rows, options.new_clients, options, names, [*_notes(dataset, rows), *notes], test, conditions
+    )
+    check_disjoint(rows, len(dataset.y), shared_test=division.shared_test)
+    return division
+
+
+def _new_clients_of(loaded: LoadedSplit, options: DataOptions) -> int:
+    """Return how many clients are new: the file says it, or the options where it does not."""
+    if loaded.num_new and options.new_clients not in (0, loaded.num_new):
+        raise ConfigError(
+            f"data.new_clients must be {loaded.num_new}, as in the split file, or left out, got {options.new_clients}.",
+            key="data.new_clients",
+            allowed=loaded.num_new,
+            got=options.new_clients,
+        )
+    num_new = loaded.num_new or options.new_clients
+    refuse_too_many_new(num_new, len(loaded.rows))
+    return num_new
 
 
 def _load(options: DataOptions) -> Dataset:
@@ -92,22 +122,16 @@ def _load(options: DataOptions) -> Dataset:
 
 def _by_partition(
     dataset: Dataset, options: DataOptions, seed: int
-) -> tuple[list[ClientRows], tuple[str, ...], DataOptions]:
-    """Return every client's rows, the clients' names, and the options with the values that were used."""
+) -> tuple[list[ClientRows], tuple[str, ...], DataOptions, list[str]]:
+    """Return every client's rows, the clients' names, the options with the values that were used, and notes."""
     default = "natural" if dataset.domains is not None else "dirichlet(alpha=0.5)"
     partition = parse_partition(options.partition or default)
     test = _test_policy(dataset, options, partition)
     pool = _pool(dataset, options, test, seed)
     annotations = dataset.annotations.take(pool)
-    clients = options.clients or partition.default_clients(annotations) or _DEFAULT_CLIENTS
-    if options.new_clients >= clients:
-        allowed = f"less than the number of clients ({clients})"
-        raise ConfigError(
-            f"data.new_clients must be {allowed}, got {options.new_clients}.",
-            key="data.new_clients",
-            allowed=allowed,
-            got=options.new_clients,
-        )
+    everybody = partition.default_clients(annotations)
+    clients = options.clients or everybody or max(min(_DEFAULT_CLIENTS, len(pool) // _LEAST_PER_CLIENT), 1)
+    refuse_too_many_new(options.new_clients, clients)
     parts = [pool[part] for part in partition.divide(annotations, clients=clients, seed=seed)]
     options = dataclasses.replace(options, clients=clients, partition=str(partition), test=test)
     rows = [split_client(part, options, seed, dataset.num_official_train) for part in parts]
@@ -115,7 +139,10 @@ def _by_partition(
         rows = [each._replace(test=_official_test(dataset, each, test)) for each in rows]
     natural = annotations.domains if isinstance(partition, Natural) else None
     present: list[int] = [] if natural is None else np.unique(natural)[: len(rows)].tolist()
-    return rows, tuple(dataset.domain_names[domain] for domain in present), options
+    names = tuple(dataset.domain_names[domain] for domain in present)
+    unused = (everybody or 0) - clients if isinstance(partition, Natural) else 0
+    notes = [f"{unused} of {everybody} sites are not used: data.clients is {clients}."] if unused else []
+    return rows, names, options, notes
 
 
 def _test_policy(dataset: Dataset, options: DataOptions, partition: Partition) -> TestPolicy:

@@ -14,6 +14,11 @@ from fedtailor.core.errors import DataError, unknown_name
 from fedtailor.data.downloads import DOWNLOADS, ELSEWHERE, Download
 from fedtailor.data.known import DATASETS
 
+MAX_UNKNOWN = 64 * 2**30
+"""Most bytes of a file whose size is not known beforehand."""
+
+_SPARE = 2**28  # bytes that stay free on the disk while a file comes whose size nobody says
+
 
 class FetchProgress(Protocol):
     """What is told while files are fetched."""
@@ -106,11 +111,13 @@ def _download(download: Download, path: Path, progress: FetchProgress) -> None:
     _check_space(path, download.size - have + download.unpacked)
 
     def report(done: int, total: int) -> None:
-        if done in (0, have):
-            _check_space(path, total - done + download.unpacked)
+        if not (total or download.size):
+            _check_space(path, _SPARE + download.unpacked)
+        elif done in (0, have):
+            _check_space(path, (total or download.size) - done + download.unpacked)
         progress(path.name, done, total or download.size)
 
-    transfer(download.url, part, report)
+    transfer(download.url, part, report, limit=download.size or MAX_UNKNOWN)
     found = _checksum(part, algorithm)
     if found != published:
         part.unlink()

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from fedtailor.core.errors import DataError
+from fedtailor.data.downloads import DOWNLOADS
 
 MAX_BYTES = 2**30
 """Largest file, and largest content of a compressed file, that is read (EMNIST by class has 547 MB of images)."""
@@ -32,10 +33,11 @@ def missing(dataset: str, folder: Path, places: list[Path]) -> DataError:
     """Return the error for a data set none of whose ``places`` holds a file; ``folder`` is the data folder."""
     first, *others = places
     also = "".join(f" or '{other.relative_to(folder).as_posix()}'" for other in others)
+    how = f"; or download it with: fedtailor data fetch {dataset}" if dataset in DOWNLOADS else ""
     return DataError(
         f"data set '{dataset}': file '{first.name}' was looked for in {first.parent} and is not there. "
         f"Give the folder that holds '{first.relative_to(folder).as_posix()}'{also} "
-        "with --data-dir or in the environment variable FEDTAILOR_DATA.",
+        f"with --data-dir or in the environment variable FEDTAILOR_DATA{how}.",
         key="data.dir",
         path=str(first),
         allowed="an existing file",

@@ -6,9 +6,10 @@ import stat
 from pathlib import Path
 from typing import Any, Literal
 
+from fedtailor.core.errors import unknown_name
 from fedtailor.data.downloads import DOWNLOADS, ELSEWHERE
 from fedtailor.data.fetch import is_there
-from fedtailor.data.known import DATASETS, KnownDataset
+from fedtailor.data.known import DATASETS
 
 State = Literal["included", "present", "partial", "absent"]
 
@@ -23,10 +24,18 @@ def inventory(folder: Path) -> list[dict[str, Any]]:
     Args:
         folder: the data folder; it need not exist.
     """
-    return [_record(name, known, folder) for name, known in sorted(DATASETS.items())]
+    return [describe_dataset(name, folder) for name in sorted(DATASETS)]
 
 
-def _record(name: str, known: KnownDataset, folder: Path) -> dict[str, Any]:
+def describe_dataset(name: str, folder: Path) -> dict[str, Any]:
+    """Return the record of one known data set.
+
+    Raises:
+        ConfigError: there is no data set of that name.
+    """
+    if name not in DATASETS:
+        raise unknown_name("dataset", name, DATASETS, key="dataset")
+    known = DATASETS[name]
     found = {pattern: _sizes(folder, pattern) for pattern in known.files}
     together = {path: size for sizes in found.values() for path, size in sizes.items()}
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from fedtailor.core.errors import ConfigError, unknown_name
@@ -77,14 +77,12 @@ class DataOptions:
         check_options(self, owner="data")
         if self.dataset not in DATASETS and not self.path:
             raise unknown_name("dataset", self.dataset, DATASETS, key="data.dataset")
-        if self.clients and self.new_clients >= self.clients:
-            allowed = f"less than data.clients ({self.clients})"
-            raise ConfigError(
-                f"data.new_clients must be {allowed}, got {self.new_clients}.",
-                key="data.new_clients",
-                allowed=allowed,
-                got=self.new_clients,
-            )
+        if self.clients:
+            refuse_too_many_new(self.new_clients, self.clients)
+        if bool(self.mean) != bool(self.std):
+            given, other = ("mean", "std") if self.mean else ("std", "mean")
+            raise ConfigError(f"data.{given} needs data.{other} beside it, got none.", key=f"data.{other}", got="none")
+        self._refuse_without_effect()
         from fedtailor.data.partitions.text import parse_partition  # numpy is imported only once options are made
 
         if self.partition:
@@ -92,3 +90,39 @@ class DataOptions:
         from fedtailor.data.shift import parse_shift
 
         parse_shift(self.shift)
+
+    def _refuse_without_effect(self) -> None:
+        """Refuse options that another one overrules, so that none is given in vain."""
+        if self.split:
+            self._refuse(DIVIDING, "data.split is given: the file says who has which examples")
+        if self.mean:
+            self._refuse(("normalize",), "data.mean and data.std are given")
+        if not self.path:
+            self._refuse(("label_column", "image_size", "color"), "data.path is not given: it is for own data")
+
+    def _refuse(self, names: tuple[str, ...], reason: str) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in names and value != field.default:
+                message = f"data.{field.name} = {value!r} has no effect, because {reason}. Leave one of them out."
+                raise ConfigError(message, key=f"data.{field.name}", allowed=repr(field.default), got=repr(value))
+
+
+DIVIDING = ("partition", "clients", "subset", "fraction", "train_size", "test", "test_share", "val_fraction")
+"""Options that divide the data, which a split file does."""
+
+
+def refuse_too_many_new(new_clients: int, clients: int) -> None:
+    """Check that a client is left that is not new.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if new_clients >= clients:
+        allowed = f"less than the number of clients ({clients})"
+        raise ConfigError(
+            f"data.new_clients must be {allowed}, got {new_clients}.",
+            key="data.new_clients",
+            allowed=allowed,
+            got=new_clients,
+        )

@@ -122,7 +122,7 @@ def apply_shift(
     Raises:
         DataError: not images of 8 bits, or a photograph of frost is missing or damaged.
     """
-    _check(dataset)
+    check_images(dataset)
     used = {
         pair: np.unique(
             np.concatenate([rows for rows, other in zip(rows_by_client, pairs, strict=True) if other == pair])
@@ -196,8 +196,12 @@ def _report(progress: Callable[[int, int], None], before: int, total: int, done:
     progress(before + done, total)
 
 
-def _check(dataset: Dataset) -> None:
-    """Check that a data set has images that can be corrupted."""
+def check_images(dataset: Dataset) -> None:
+    """Check that a data set has images that can be corrupted.
+
+    Raises:
+        DataError: it has not.
+    """
     allowed = "images of 8 bits, gray or RGB, with 255 for white"
     shape = dataset.x.shape
     if dataset.x.dtype != np.uint8 or len(shape) != 4 or shape[-1] not in (1, 3) or dataset.white != WHITE:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import Any, NamedTuple, TypedDict, cast, get_origin, get_type_hints
 
 import numpy as np
 
@@ -46,6 +46,9 @@ class SplitRecord(TypedDict):
     clients: list[ClientRecord]
 
 
+_TYPES = {name: get_origin(kind) or kind for name, kind in get_type_hints(SplitRecord).items()}
+
+
 def split_digest(clients: list[ClientRecord], new_clients: int, conditions: Sequence[str] = ()) -> str:
     """Return the SHA-256 of who has which example for what, in which condition; the same on every machine."""
     content = {"clients": clients, "new_clients": new_clients, **({"conditions": conditions} if conditions else {})}
@@ -66,18 +69,32 @@ def read_split(path: Path) -> SplitRecord:
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        digest = split_digest(record["clients"], record["new_clients"], record.get("conditions", ()))
-        recorded = record["split_sha256"]
+        _check_entries(path, record)
+        digest = split_digest(record["clients"], record["new_clients"], record["conditions"])
     except OSError as error:
         raise _refuse(path, "a file that can be read", error.strerror or str(error)) from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _refuse(path, "a split in JSON", f"{type(error).__name__}: {error}") from error
-    if set(SplitRecord.__annotations__) - set(record):
-        absent = ", ".join(sorted(set(SplitRecord.__annotations__) - set(record)))
-        raise _refuse(path, f"the entries {', '.join(SplitRecord.__annotations__)}", f"no {absent}")
-    if digest != recorded:
-        raise _refuse(path, f"positions with the digest {recorded}", digest)
+    except RecursionError as error:
+        raise _refuse(path, "a split in JSON", "brackets nested too deeply") from error
+    except json.JSONDecodeError as error:
+        got = f"what is not JSON (line {error.lineno}, column {error.colno})"
+        raise _refuse(path, "a split in JSON", got) from error
+    except ValueError as error:  # bytes that are not UTF-8, a number of thousands of digits
+        raise _refuse(path, "a split in JSON", "what is not JSON") from error
+    if digest != record["split_sha256"]:
+        raise _refuse(path, f"positions with the digest {record['split_sha256']}", digest)
     return cast(SplitRecord, record)
+
+
+def _check_entries(path: Path, record: Any) -> None:
+    """Check that a record has all entries, each of its type; what is in lists is not looked at."""
+    if type(record) is not dict:
+        raise _refuse(path, "a split in JSON", "no object with named entries")
+    absent = [name for name in _TYPES if name not in record]
+    if absent:
+        raise _refuse(path, f"a split in JSON with the entries {', '.join(_TYPES)}", f"no {', '.join(absent)}")
+    wrong = [name for name, needed in _TYPES.items() if type(record[name]) is not needed]  # True would pass as 1
+    if wrong:
+        raise _refuse(path, "a split in JSON", f"an entry of the wrong type: {', '.join(wrong)}")
 
 
 def _refuse(path: Path, allowed: str, got: str) -> DataError:

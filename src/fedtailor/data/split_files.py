@@ -11,13 +11,14 @@ import itertools
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 
-from fedtailor.core.errors import DataError, RunError
+from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import TestPolicy
 from fedtailor.data.own.npz import read_archive
@@ -44,54 +45,74 @@ class LoadedSplit(NamedTuple):
     """Empty: numbers."""
     test: TestPolicy
     """How test examples were chosen."""
+    conditions: tuple[str, ...] | None
+    """What was done to each client's examples in a run, see :class:`~fedtailor.data.split.SplitRecord`; None: the file
+    cannot say."""
+    notes: list[str]
+    """Sentences on what could not be checked."""
 
 
 def read_split_file(path: Path, dataset: Dataset) -> LoadedSplit:
     """Read who has which examples of a data set; that no example is used twice is not checked here.
 
-    A folder of ``client_*.npz`` has no new clients, no names and no validation examples.
+    A folder of ``client_*.npz`` has no new clients, no names and no validation examples, and says nothing of the data
+    set that it is for, nor of what was done to examples.
 
     Args:
-        path: ``split.json``, or a folder of ``client_*.npz``, which says nothing of the data set it is for.
+        path: ``split.json``, or a folder of ``client_*.npz``.
         dataset: the data that are divided.
 
     Raises:
         DataError: naming the file: it is missing, damaged, no split or one of other data, or a position is no row.
     """
     if os.path.isdir(path):  # Path.is_dir raises where a folder above cannot be entered
-        return LoadedSplit(_read_folder(path, len(dataset.y)), 0, (), "given")
+        note = f"{path}: client_*.npz do not say which data they divide: that it is '{dataset.name}' is not checked."
+        return LoadedSplit(_read_folder(path, len(dataset.y)), 0, (), "given", None, [note])
     _check_size(path, MAX_SPLIT_BYTES)
     record = read_split(path)
     if record["data_sha256"] != dataset.digest:
         raise _other_data(path, record, dataset)
-    clients: Any = record["clients"]  # JSON: of any type
-    if type(clients) is not list or not clients:
-        raise _refuse(path, "a list of one client or more", show(clients))
-    rows = [_from_json(path, client, each, len(dataset.y)) for client, each in enumerate(clients)]
-    num_new, names = record["new_clients"], record["client_names"]
-    if type(num_new) is not int or not 0 <= num_new < len(rows):
+    if not record["clients"]:
+        raise _refuse(path, "a list of one client or more", "none")
+    rows = [_from_json(path, client, each, len(dataset.y)) for client, each in enumerate(record["clients"])]
+    num_new, conditions = record["new_clients"], record["conditions"]
+    if not 0 <= num_new < len(rows):
         raise _refuse(path, f"new_clients from 0 to {len(rows) - 1}", show(num_new))
-    if type(names) is not list or any(type(name) is not str for name in names) or len(names) not in (0, len(rows)):
-        raise _refuse(path, f"client_names to be no or {len(rows)} texts", show(names))
-    return LoadedSplit(rows, num_new, tuple(names), _policy(path, record["options"]))
+    if any(type(condition) is not str for condition in conditions):
+        raise _refuse(path, "conditions to be texts", show(conditions))
+    names = _client_names(path, record["client_names"], len(rows))
+    return LoadedSplit(rows, num_new, names, _policy(path, record["options"]), tuple(conditions), [])
 
 
-def write_npz_split(folder: Path, rows: Sequence[ClientRows]) -> None:
+def write_npz_split(folder: Path, rows: Sequence[ClientRows], *, num_new: int = 0, test: TestPolicy = "own") -> None:
     """Write a folder of ``client_*.npz`` that the release of pFedFDA can read; it appears whole.
 
-    That form has no validation examples: they are written behind the training examples.
+    Args:
+        folder: to be made.
+        rows: the clients' examples.
+        num_new: how many of the last clients are new.
+        test: how test examples were chosen.
 
     Raises:
+        ConfigError: there is something that the form cannot hold.
         DataError: something is there already; it is never overwritten.
         RunError: the folder cannot be written.
     """
+    lost = [
+        *([f"new clients (there are {num_new})"] if num_new else []),
+        *(["validation examples"] if any(len(each.val) for each in rows) else []),
+        *([f"test examples that clients share (data.test = '{test}')"] if test not in ("own", "given") else []),
+    ]
+    if lost:
+        message = f"'{folder}': a folder of client_*.npz cannot hold {' and '.join(lost)}; a file split.json can."
+        raise ConfigError(message, key="out", path=str(folder), allowed="a name that ends in .json", got=str(folder))
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise _refuse(folder, "a folder that does not exist, or is empty", "one that exists")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
         for client, each in enumerate(rows):
-            np.savez(temporary / f"client_{client}.npz", train=np.concatenate([each.train, each.val]), test=each.test)
+            np.savez(temporary / f"client_{client}.npz", train=each.train, test=each.test)
         if folder.exists():
             folder.rmdir()
         temporary.rename(folder)
@@ -100,9 +121,22 @@ def write_npz_split(folder: Path, rows: Sequence[ClientRows]) -> None:
         raise RunError(f"cannot write '{folder}': {reason.strerror or reason}.", path=str(folder)) from reason
 
 
-def _policy(path: Path, options: Any) -> TestPolicy:
+def _client_names(path: Path, names: list[Any], num_clients: int) -> tuple[str, ...]:
+    """Return the clients' names if there are none, or one of its own for every client."""
+    if any(type(name) is not str for name in names) or len(names) not in (0, num_clients):
+        raise _refuse(path, f"client_names to be no or {num_clients} texts", show(names))
+    empty = next((client for client, name in enumerate(names) if not name.strip()), None)
+    if empty is not None:
+        raise _refuse(path, "client_names that are not empty", f"{show(names[empty])} for client {empty}")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise _refuse(path, "client_names that differ", f"{show(twice[0])} more than once")
+    return tuple(names)
+
+
+def _policy(path: Path, options: dict[str, Any]) -> TestPolicy:
     """Return how test examples were chosen."""
-    test = options.get("test") if isinstance(options, dict) else None
+    test = options.get("test")
     if test not in (allowed := get_args(TestPolicy)):
         raise _refuse(path, f"options.test to be one of {', '.join(allowed)}", show(test))
     return cast(TestPolicy, test)

@@ -16,7 +16,7 @@ _CHUNK = 4096  # rows at once in passes over all training examples
 
 
 def to_federation(divided: DividedData, task: Task) -> Federation:
-    """Make tensors; 8-bit images stay 8-bit and are normalized when they are used, other values at once.
+    """Make tensors; images stay as stored and are normalized when they are used, other values at once.
 
     Args:
         divided: the data.
@@ -31,7 +31,7 @@ def to_federation(divided: DividedData, task: Task) -> Federation:
         got = f"{tuple(task.input_shape)} in {task.num_classes}"
         raise ConfigError(f"the task must be for {wanted}, got {got}.", key="model", allowed=wanted, got=got)
     x, scale = tables(dataset, normalization(divided))
-    official, pooled = divided.division.dataset, divided.division.options.test in ("own", "given")
+    first, last = divided.division.dataset.num_official_train, len(divided.division.dataset.y)
     return Federation(
         x=x,
         y=torch.from_numpy(dataset.y),
@@ -42,7 +42,7 @@ def to_federation(divided: DividedData, task: Task) -> Federation:
         client_names=divided.client_names,
         conditions=divided.conditions,
         scale=scale,
-        complete=torch.arange(official.num_official_train, len(official.y))[: 0 if pooled else None],
+        complete=torch.arange(first, last if divided.division.shared_test else first),
     )
 
 
@@ -75,9 +75,8 @@ def normalization(divided: DividedData) -> Normalization:
 def tables(dataset: Dataset, normalize: Normalization) -> tuple[Tensor, Tensor]:
     """Return the examples as a tensor, images (rows, channels, height, width), and the scale that is left to do."""
     mean, std = (torch.tensor(values) for values in normalize)
-    if dataset.x.dtype == np.uint8:
-        stored = torch.from_numpy(dataset.x)
+    if dataset.x.ndim == 4:
         scale = torch.stack([torch.full_like(mean, dataset.white), mean, std])
-        return (stored.permute(0, 3, 1, 2) if stored.dim() == 4 else stored), scale
+        return torch.from_numpy(dataset.x).permute(0, 3, 1, 2), scale
     values = torch.tensor(dataset.x, dtype=torch.get_default_dtype()).div_(dataset.white).sub_(mean).div_(std)
-    return (values.permute(0, 3, 1, 2) if values.dim() == 4 else values), UNSCALED
+    return values, UNSCALED

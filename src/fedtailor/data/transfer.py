@@ -24,7 +24,7 @@ class _Unusable(requests.RequestException):
     """The answer of a server that may be a better one next time."""
 
 
-def transfer(url: str, part: Path, report: Callable[[int, int], None]) -> None:
+def transfer(url: str, part: Path, report: Callable[[int, int], None], *, limit: int) -> None:
     """Download ``url`` into ``part``, after what is there already if the server can start in the middle.
 
     Args:
@@ -32,15 +32,17 @@ def transfer(url: str, part: Path, report: Callable[[int, int], None]) -> None:
         part: keeps what has come if the connection breaks.
         report: called with the bytes that are there and the bytes of the whole file (0: not known), and before any
             are written.
+        limit: most bytes that the whole file may have.
 
     Raises:
-        DataError: the server cannot be reached, does not have the file, or the connection keeps breaking.
+        DataError: the server cannot be reached, does not have the file or sends more than it said or than ``limit``
+            (what came is removed), or the connection keeps breaking.
         OSError: the file cannot be written.
     """
     most, failures = _size(part), 0
     while True:
         try:
-            _download(url, part, report)
+            _download(url, part, report, limit)
             return
         except (requests.RequestException, HTTPError) as reason:
             failures = 1 if _size(part) > most else failures + 1
@@ -50,12 +52,14 @@ def transfer(url: str, part: Path, report: Callable[[int, int], None]) -> None:
             time.sleep(PAUSES[failures - 1])
 
 
-def _download(url: str, part: Path, report: Callable[[int, int], None]) -> None:
+def _download(url: str, part: Path, report: Callable[[int, int], None], limit: int) -> None:
     """Make one try."""
     have = _size(part)
     headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}
     with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
         start, total = _what_comes(response, part, have)
+        if total > limit:
+            raise _too_long(url, part, limit, f"{total:,}")
         report(start, total)
         if total and start == total:
             return
@@ -63,8 +67,10 @@ def _download(url: str, part: Path, report: Callable[[int, int], None]) -> None:
         with part.open("r+b" if start else "wb") as file:
             file.seek(start)
             for chunk in response.raw.stream(_CHUNK, decode_content=False):
-                file.write(chunk)
                 done += len(chunk)
+                if done > (total or limit):
+                    raise _too_long(url, part, total or limit, "more")
+                file.write(chunk)
                 report(done, total)
     if total and done != total:
         raise _Unusable(f"{done} of {total} bytes came")
@@ -90,6 +96,14 @@ def _what_comes(response: requests.Response, part: Path, have: int) -> tuple[int
         allowed="an answer with the file",
         got=status,
     )
+
+
+def _too_long(url: str, part: Path, limit: int, got: str) -> DataError:
+    """Return the error for more bytes than the file can have; what came of them is removed."""
+    part.unlink(missing_ok=True)
+    allowed = f"at most {limit:,} bytes"
+    message = f"{url}: expected {allowed}, got {got}. What came was removed; the published file may have changed."
+    return DataError(message, path=url, allowed=allowed, got=got)
 
 
 def _broken(url: str, part: Path, reason: Exception) -> DataError:

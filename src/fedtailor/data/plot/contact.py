@@ -10,7 +10,6 @@ from pathlib import Path
 import altair as alt
 import numpy as np
 
-from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.plot.style import INK, Picture, finish, inline, labels
 
@@ -70,20 +69,18 @@ def corruption_sheet(dataset: Dataset, *, seed: int, frost_folder: Path) -> Pict
     """Draw two images of different classes under every corruption (down) and severity (across).
 
     Args:
-        dataset: of 8-bit images, gray or RGB.
+        dataset: of images that a run could corrupt.
         seed: chooses the two images, and is the seed of the corruptions.
         frost_folder: photographs for the corruption "frost"; where there are none, a subtitle says so.
 
     Raises:
-        DataError: the examples are not 8-bit images, or some of the photographs are missing or damaged.
+        DataError: the examples are not such images, or some of the photographs are missing or damaged.
     """
     from fedtailor.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
     from fedtailor.data.corruptions.pictures import load_frost
+    from fedtailor.data.shift import check_images
 
-    if dataset.x.dtype != np.uint8 or dataset.x.ndim != 4:
-        allowed, got = "8-bit images", f"{dataset.x.dtype} examples of shape {dataset.x.shape[1:]}"
-        message = f"data set '{dataset.name}': corruptions need {allowed}, got {got}."
-        raise DataError(message, key="data.dataset", allowed=allowed, got=got)
+    check_images(dataset)
     rows = _two_rows(dataset.y, seed)
     clean, frost = dataset.x[rows], load_frost(frost_folder, {})
     sheet = [

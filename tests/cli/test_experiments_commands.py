@@ -1,0 +1,249 @@
+"""The commands of ``fedtailor experiments``, in process, with a small paper on the embedded digits."""
+
+import json
+import tomllib
+
+import pytest
+
+from fedtailor.cli import main
+from fedtailor.cli_experiments import experiments_app
+
+COMMANDS = ("list", "show", "run", "compare")
+
+PAPER = """
+[paper]
+title = "Small"
+authors = "Nobody"
+venue = "Nowhere"
+year = 2024
+
+[base]
+inferred = ["training.lr"]
+data = {partition = "iid", clients = 3}
+model = {name = "mlp", options = {hidden = 8}}
+training = {lr = 0.1, epochs = 1}
+federation = {rounds = 2}
+
+[columns.plain]
+label = "Digits"
+
+[columns.quarter]
+label = "Digits, 25 %"
+data = {fraction = 0.25}
+
+[columns.street]
+label = "House numbers"
+data = {dataset = "svhn"}
+
+[methods.fedavg]
+label = "FedAvg"
+point = "global"
+algorithm = {name = "fedavg"}
+
+[methods.fedavg_ft]
+label = "FedAvg-FT"
+point = "personalized"
+algorithm = {name = "fedavg_ft"}
+
+[methods.later]
+label = "Later"
+point = "personalized"
+algorithm = {name = "not_written_yet", strength = 1.0}
+
+[tables.1]
+title = "All"
+columns = ["plain", "quarter", "street"]
+unit = "percent"
+notes = ["A note."]
+
+[tables.1.reference]
+fedavg = [50.0, nan, 10.0]
+fedavg_ft = [60.0, 55.0, 10.0]
+later = [70.0, 65.0, 10.0]
+
+[tables.2]
+title = "The same again"
+columns = ["plain"]
+
+[tables.2.reference]
+fedavg = [0.5]
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("FEDTAILOR_DATA", str(tmp_path))
+    (tmp_path / "experiments" / "small").mkdir(parents=True)
+    (tmp_path / "experiments" / "small" / "paper.toml").write_text(PAPER)
+    return tmp_path
+
+
+@pytest.fixture
+def call(capsys):
+    """Return a function that runs a command; it returns exit code, stdout and stderr."""
+
+    def call(*arguments):
+        code = main(["experiments", *arguments])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def as_json(result, code=0):
+    assert result[0] == code, result
+    return json.loads(result[1])
+
+
+def test_the_commands_are_these():
+    names = [command.name or command.callback.__name__ for command in experiments_app.registered_commands]
+    assert names == list(COMMANDS)
+
+
+def test_list(call):
+    found = as_json(call("list", "--json"))["papers"]
+    assert [(each["paper"], each["cells"], each["available"], each["recorded"]) for each in found] == [
+        ("small", 10, 5, 0)
+    ]
+    code, out, _ = call("list")
+    assert code == 0 and "small" in out and "10" in out
+    one = as_json(call("list", "small", "--json"))
+    assert [table["table"] for table in one["tables"]] == ["1", "2"]
+    assert one["missing"] == [
+        "algorithm not_written_yet: not available yet",
+        "data set svhn is absent: fedtailor data fetch svhn",
+    ]
+    code, out, err = call("list", "small")
+    assert code == 0 and "fedavg_ft" in out and "fedtailor data fetch svhn" in err
+
+
+def test_show_prints_what_run_accepts(call, folder, capsys):
+    code, out, _ = call("show", "small", "1", "quarter", "fedavg", "--seed", "3")
+    assert code == 0
+    values = tomllib.loads(out)
+    assert values["seed"] == 3 and values["data"]["fraction"] == 0.25 and values["federation"] == {"rounds": 2}
+    comments = [line for line in out.splitlines() if line.startswith("#")]
+    assert sum("inferred" in line and "training.lr" in line for line in comments) == 1
+    (folder / "cell.toml").write_text(out)
+    assert main(["run", "cell.toml", "--rounds", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seeds"] == [3]
+
+
+def test_show_says_what_is_missing(call):
+    _, out, _ = call("show", "small", "1", "street", "later")
+    assert "# missing: algorithm not_written_yet: not available yet" in out
+    record = as_json(call("show", "small", "1", "street", "later", "--json"))
+    assert len(record["missing"]) == 2 and record["scores"]["accuracy"]["reference"] == 0.1
+
+
+def test_run_keeps_a_record_of_each_cell_and_runs_none_twice(call, folder):
+    outcomes = as_json(call("run", "small", "1", "--json"))["cells"]
+    states = {(each["column"], each["method"]): each["state"] for each in outcomes}
+    assert {key for key, state in states.items() if state == "done"} == {
+        (column, method) for column in ("plain", "quarter") for method in ("fedavg", "fedavg_ft")
+    }
+    assert set(states.values()) == {"done", "skipped"} and len(states) == 9
+    files = sorted((folder / "experiments" / "results" / "small").glob("*.json"))
+    assert len(files) == 4
+    record = json.loads(next(path for path in files if "plain-fedavg-" in path.name).read_text())
+    score = record["scores"]["accuracy"]
+    assert (score["point"], score["figure"], score["reference"]) == ("global", "mean", 0.5)
+    assert score["value"] == record["result"]["metrics"]["global"]["accuracy"]["mean"]
+    assert score["difference"] == pytest.approx(score["value"] - 0.5)
+    assert record["provenance"]["split_sha256"] and record["result"]["seconds"]["total"] > 0
+    assert record["inferred"] == ["training.lr"] and "recall" not in files[0].read_text()
+    assert str(folder) not in "".join(path.read_text() for path in files)
+    again = as_json(call("run", "small", "1", "--json"))["cells"]
+    assert {each["state"] for each in again} == {"has a record", "skipped"}
+    assert as_json(call("run", "small", "2", "--json"))["cells"][0]["state"] == "has a record"  # the same settings
+    assert as_json(call("run", "small", "2", "--seed", "1", "--json"))["cells"][0]["state"] == "done"
+
+    rows = as_json(call("compare", "small", "2", "--json"))["tables"][0]["rows"]
+    assert rows[0]["seeds"] == [0, 1] and rows[0]["sem"] >= 0 and rows[0]["scored_clients"] == 3
+    assert as_json(call("list", "--json"))["papers"][0]["recorded"] == 5
+    code, out, err = call("compare")
+    assert code == 0 and "small, table 1" in out and "5 of 9 numbers have no record yet" in out
+    assert "note: A note." in err
+
+
+def test_records_of_other_settings_are_not_compared(call, folder):
+    as_json(call("run", "small", "2", "--json"))
+    path = folder / "experiments" / "small" / "paper.toml"
+    path.write_text(PAPER.replace("lr = 0.1", "lr = 0.05"))
+    result = as_json(call("compare", "--json"))
+    assert result["records_of_other_settings"] == 1
+    assert all(row["value"] is None for table in result["tables"] for row in table["rows"])
+    code, _, err = call("compare")
+    assert code == 0 and "1 records are of settings that no table has" in err
+    assert as_json(call("run", "small", "2", "--json"))["cells"][0]["state"] == "done"
+
+
+def test_a_trial_leaves_no_record(call, folder):
+    code, _, err = call("run", "small", "2", "--rounds", "1")
+    assert code == 0 and "a trial" in err and "paper 50.0" in err
+    assert not (folder / "experiments" / "results").exists()
+
+
+def test_a_failure_does_not_stop_the_others(call, folder):
+    path = folder / "experiments" / "small" / "paper.toml"
+    path.write_text(
+        PAPER.replace('label = "Digits"\n', 'label = "Digits"\ndata = {clients = 3, new_clients = 2, test = "given"}\n')
+    )
+    code, out, _ = call("run", "small", "1", "--method", "fedavg", "--rounds", "1", "--json")
+    assert code == 5
+    states = {each["column"]: (each["state"], each.get("reasons")) for each in json.loads(out)["cells"]}
+    assert states["plain"][0] == "failed" and "data.test" in states["plain"][1][0]
+    assert states["quarter"][0] == "trial" and states["street"][0] == "skipped"
+
+
+def test_an_interruption_ends_it_and_keeps_what_is_finished(call, folder, monkeypatch):
+    from fedtailor import paper_runs
+
+    real = paper_runs.run_cell
+
+    def interrupted(cell, *arguments, **options):
+        if cell.column == "quarter":
+            raise KeyboardInterrupt
+        return real(cell, *arguments, **options)
+
+    monkeypatch.setattr(paper_runs, "run_cell", interrupted)
+    code, _, err = call("run", "small", "1", "--method", "fedavg")
+    assert code == 6 and "interrupted" in err
+    assert len(list((folder / "experiments" / "results" / "small").iterdir())) == 1
+
+
+def test_nothing_that_can_be_run_is_a_problem_with_data(call):
+    code, _, err = call("run", "small", "1", "--column", "street")
+    assert code == 4 and err.count("fedtailor data fetch svhn") == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["list", "smal"], 3, "did you mean 'small'"),
+        (["show", "small", "9", "plain", "fedavg"], 3, "unknown table of small '9'"),
+        (["show", "small", "1", "plian", "fedavg"], 3, "did you mean 'plain'"),
+        (["run", "small", "1", "--method", "fedagv"], 3, "did you mean 'fedavg'"),
+        (["run", "small", "1", "--rounds", "0"], 2, "'--rounds'"),
+        (["compare", "small", "7"], 3, "unknown table of small '7'"),
+    ],
+)
+def test_mistakes(arguments, code, message, call):
+    found = call(*arguments)
+    assert found[0] == code and message in found[2] and found[1] == ""
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"seed": 0}'])
+def test_a_damaged_record(text, call, folder):
+    place = folder / "experiments" / "results" / "small"
+    place.mkdir(parents=True)
+    (place / "bad.json").write_text(text)
+    code, _, err = call("compare", "small")
+    assert code == 4 and "bad.json" in err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(command, call):
+    code, out, _ = call(command, "--help")
+    assert code == 0 and "Usage" in out
