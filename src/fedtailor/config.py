@@ -31,6 +31,8 @@ class ModelOptions:
 
     name: str = ""
     """A model's name, or a user's ``package.module:function``; empty: the default for the data set."""
+    others: tuple[str, ...] = ()
+    """Further models, for methods that share no parameters: clients take ``name`` and these in turn."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the model, as a table."""
 

@@ -12,11 +12,11 @@ import fedtailor.core.federate as rounds
 from fedtailor import records, summary
 from fedtailor.algorithms import load_algorithm
 from fedtailor.atomic import safe_name
-from fedtailor.config import AlgorithmOptions, Config, ModelOptions, as_options, to_toml
+from fedtailor.config import AlgorithmOptions, Config, as_options, to_toml
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine
-from fedtailor.core.errors import ConfigError, DataError, unknown_name
+from fedtailor.core.errors import unknown_name
 from fedtailor.core.federate import federate
 from fedtailor.core.federation import Federation
 from fedtailor.core.metrics import per_client
@@ -29,6 +29,7 @@ from fedtailor.data.options import DataOptions
 from fedtailor.data.tensors import to_federation
 from fedtailor.engines import build_engine
 from fedtailor.models import build_model, default_model
+from fedtailor.preconditions import refuse_impossible_moves, refuse_untrainable
 from fedtailor.progress import Progress, Silence
 from fedtailor.provenance import describe, describe_data
 
@@ -128,13 +129,15 @@ def assemble(config: Config, seed: int, *, dataset: Dataset | None = None, progr
     model_name = config.model.name or default_model(shape)
     model = build_model(model_name, shape, num_classes, config.model.options)
     federation = to_federation(divided, Task(model, num_classes, shape))
-    _refuse_untrainable(config, federation)
-    _refuse_impossible_moves(algorithm.training, shape)
+    federation = _with_other_models(federation, config.model.others)
+    refuse_untrainable(config, federation)
+    rounds.check_tasks(algorithm, federation)
+    refuse_impossible_moves(algorithm.training, shape)
     resolved = dataclasses.replace(
         config,
         seeds=(seed,),
         data=_reusable(config.data, divided.division.options),
-        model=ModelOptions(name=model_name, options=config.model.options),
+        model=dataclasses.replace(config.model, name=model_name),
         algorithm=_resolved(config.algorithm, algorithm),
         training=algorithm.training,
         engine=dataclasses.replace(config.engine, name=cast(Any, engine.name)),
@@ -144,30 +147,16 @@ def assemble(config: Config, seed: int, *, dataset: Dataset | None = None, progr
     return Parts(resolved, algorithm, federation, engine, protocol, divided, notes)
 
 
-def _refuse_untrainable(config: Config, federation: Federation) -> None:
-    """Check that somebody can train: a run in which nobody does would end with models as they began."""
-    if not any(len(federation.splits[client].train) for client in federation.known):
-        section, clients = config.data, len(federation.splits)
-        raise DataError(
-            f"no client has a training example: lower data.clients ({clients}) or data.test_share "
-            f"({section.test_share:g}), or raise data.fraction ({section.fraction:g}).",
-            key="data.clients",
-            got=clients,
-        )
-
-
-def _refuse_impossible_moves(training: Training, shape: tuple[int, ...]) -> None:
-    """Check that examples can be moved and mirrored as ``[training]`` asks for."""
-    if not training.augments:
-        return
-    if len(shape) != 3:
-        name = "flip" if training.flip else "crop_padding"
-        message = f"training.{name} is for images, and examples have the shape {shape}."
-        raise ConfigError(message, key=f"training.{name}", allowed="images", got=str(shape))
-    if training.crop_padding >= min(shape[1:]):
-        allowed = f"less than {min(shape[1:])}, the side of an image"
-        message = f"training.crop_padding must be {allowed}, got {training.crop_padding}."
-        raise ConfigError(message, key="training.crop_padding", allowed=allowed, got=training.crop_padding)
+def _with_other_models(federation: Federation, others: tuple[str, ...]) -> Federation:
+    """Give clients the common model and the others in turn."""
+    if not others:
+        return federation
+    first = federation.common_task
+    shape, num_classes = tuple(first.input_shape), first.num_classes
+    tasks = [first, *(first._replace(model=build_model(name, shape, num_classes)) for name in others)]
+    return dataclasses.replace(
+        federation, own_tasks=[tasks[client % len(tasks)] for client in range(len(federation.splits))]
+    )
 
 
 def _reusable(given: DataOptions, used: DataOptions) -> DataOptions:
@@ -265,7 +254,7 @@ def _write_models(parts: Parts, folder: records.RunFolder, report: RoundReport, 
         tensors = {leaf_path: leaf.detach().contiguous().numpy() for leaf_path, leaf in tree.paths(personal).items()}
         card = {
             "algorithm": config.algorithm.name,
-            "model": config.model.name,
+            "model": (config.model.name, *config.model.others)[client % (1 + len(config.model.others))],
             "dataset": parts.divided.dataset.name,
             "seed": config.seeds[0],
             "round": report.round,

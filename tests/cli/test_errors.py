@@ -41,7 +41,7 @@ BAD = [
     (setting("training.learning_rate=0.1"), CONFIG, "training.learning_rate"),
     (setting("algorithm.cov_rigde=1"), CONFIG, "cov_ridge"),
     (setting("model.options.hiden=5"), CONFIG, "hidden"),
-    (setting("model.hidden=5"), CONFIG, "unknown option 'model.hidden'. Known in [model]: name, options."),
+    (setting("model.hidden=5"), CONFIG, "unknown option 'model.hidden'. Known in [model]: name, others, options."),
     (setting("rounds=3"), CONFIG, "rounds"),
     # types
     (setting("training.lr=fast"), CONFIG, "training.lr"),

@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from contract.runs import assert_close_runs, assert_same_bits, run
+from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedcr import FedCR, Global, alignment_loss
+from fedtailor.algorithms.local import Local
+from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Cohort
 from fedtailor.core.message import Mean, Sum, reduce_field
 from fedtailor.core.rng import new_key
@@ -15,6 +18,7 @@ from fedtailor.core.stochastic import GaussianModel, Gaussians
 from fedtailor.core.task import Batch, Training
 from fedtailor.engines.batched import Batched
 from fedtailor.engines.reference import Reference
+from fedtailor.models.mlp import mlp
 from golden import harness
 from worlds import TASKS, federation
 
@@ -249,3 +253,31 @@ def test_engines_agree_with_augmentation():
     training = replace(TRAINING, crop_padding=2, flip=True)
     one, world = replace(ONE, training=training), federation(TASKS["cnn"](), (1, 4, 9), (3,))
     assert_close_runs(run(one, Reference(), world), run(one, Batched(32), world))
+
+
+def mixed(one, other):
+    """Return a federation whose clients have one model and another in turn."""
+    world = federation(one)
+    return replace(world, own_tasks=[(one, other)[client % 2] for client in range(len(world.splits))])
+
+
+@pytest.mark.parametrize("engine", [Batched(), Batched(2)])
+def test_private_bodies_may_differ_in_architecture(float64, engine):
+    """Clients then share the Gaussians of the classes alone, which have V dimensions whatever the body."""
+    small = TASKS["mlp"]()
+    wide = small._replace(model=mlp((4,), small.num_classes, hidden=9))
+    algorithm = replace(ONE, aggregate_body=False)
+    runs = [run(algorithm, how, mixed(small, wide)) for how in (Reference(), engine)]
+    assert_close_runs(*runs, tolerance=1e-11)
+    personal = runs[0].reports[-1].personal
+    shapes = {client: tuple(model.model["hidden.weight"].shape) for client, model in personal.items()}
+    assert shapes[0] == (5, 4) and shapes[1] == (9, 4)
+
+
+def test_methods_that_send_the_model_refuse_several(float64):
+    small = TASKS["mlp"]()
+    world = mixed(small, small._replace(model=mlp((4,), small.num_classes, hidden=9)))
+    for algorithm in (ONE, FedAvg(training=TRAINING)):
+        with pytest.raises(ConfigError, match="the model of client 1 is another than the common one"):
+            run(algorithm, Reference(), world)
+    run(Local(training=TRAINING), Reference(), world)

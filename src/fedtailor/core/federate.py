@@ -14,6 +14,7 @@ from torch import Tensor
 from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine, Failure, Job, Program, Ragged, one_thread
+from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Cohort, Federation
 from fedtailor.core.message import Upload, download_bytes, reduce_field, upload_bytes
 from fedtailor.core.metrics import Scores, add
@@ -66,6 +67,24 @@ def federate(
         yield report
 
 
+def check_tasks(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> None:
+    """Check that clients of different models send the same.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    common = algorithm.messages(federation.common_task)
+    for client, task in enumerate(federation.own_tasks):
+        if algorithm.messages(task) != common:
+            raise ConfigError(
+                f"{type(algorithm).__name__} sends parts of the model, so that all clients need the same one, but the "
+                f"model of client {client} is another than the common one. Leave out model.others, or take a method "
+                "that shares no parameters.",
+                key="model.others",
+                allowed=[],
+            )
+
+
 _COMPLETE_CHUNK = 1000
 """Examples of the complete test part that one worker scores at once."""
 
@@ -84,6 +103,7 @@ class _Loop:
         self.algorithm, self.federation, self.engine = algorithm, federation, engine
         self.protocol, self.seed = protocol, seed
         self.task = federation.common_task
+        check_tasks(algorithm, federation)
         self.messages = algorithm.messages(self.task)
         self.server = algorithm.init_server(self.task, rng.new_key(seed, purpose="init_server"))
         self.states: dict[int, Any] = {}

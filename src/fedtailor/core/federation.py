@@ -102,6 +102,8 @@ class Federation:
     conditions: Sequence[str] = field(default_factory=tuple)
     """What was done to each client's examples, such as ``clean`` or ``frost-3``; empty: nothing to anybody's."""
     scale: Tensor = field(default_factory=lambda: UNSCALED)
+    own_tasks: Sequence[Task] = field(default_factory=tuple)
+    """Task of every client where their models differ; empty: all have ``common_task``."""
     complete: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     """Positions of the official test part where it is nobody's in particular: global models are scored on it too."""
 
@@ -122,7 +124,7 @@ class Federation:
 
     def task(self, client: int) -> Task:
         """Return the task of a client."""
-        return self.common_task
+        return self.own_tasks[client] if self.own_tasks else self.common_task
 
     def examples(self, positions: Tensor) -> ExampleSet:
         """Return the examples at the given positions, each with weight 1."""

@@ -1,0 +1,42 @@
+"""What a run needs of its data and options; what lacks it is refused before anything is written."""
+
+from __future__ import annotations
+
+from fedtailor.config import Config
+from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.federation import Federation
+from fedtailor.core.task import Training
+
+
+def refuse_untrainable(config: Config, federation: Federation) -> None:
+    """Check that somebody can train: a run in which nobody does would end with models as they began.
+
+    Raises:
+        DataError: nobody can.
+    """
+    if not any(len(federation.splits[client].train) for client in federation.known):
+        section, clients = config.data, len(federation.splits)
+        raise DataError(
+            f"no client has a training example: lower data.clients ({clients}) or data.test_share "
+            f"({section.test_share:g}), or raise data.fraction ({section.fraction:g}).",
+            key="data.clients",
+            got=clients,
+        )
+
+
+def refuse_impossible_moves(training: Training, shape: tuple[int, ...]) -> None:
+    """Check that examples of a shape can be moved and mirrored as ``[training]`` asks for.
+
+    Raises:
+        ConfigError: they are no images, or would be moved out of sight.
+    """
+    if not training.augments:
+        return
+    if len(shape) != 3:
+        name = "flip" if training.flip else "crop_padding"
+        message = f"training.{name} is for images, and examples have the shape {shape}."
+        raise ConfigError(message, key=f"training.{name}", allowed="images", got=str(shape))
+    if training.crop_padding >= min(shape[1:]):
+        allowed = f"less than {min(shape[1:])}, the side of an image"
+        message = f"training.crop_padding must be {allowed}, got {training.crop_padding}."
+        raise ConfigError(message, key="training.crop_padding", allowed=allowed, got=training.crop_padding)
