@@ -60,19 +60,23 @@ def _draw_one(kind: Kind, shape: tuple[int, ...], purpose: int, *where: int) -> 
     for start in range(0, count, _CHUNK):
         size = min(_CHUNK, count - start)
         raw = rng.words(key, size + size % 2, start=start)  # type: ignore[arg-type]
-        values = rng.to_unit(raw) if kind == "uniform" else _box_muller(raw)
-        result[start : start + size] = torch.from_numpy(values[:size])
+        values = torch.from_numpy(rng.to_unit(raw)) if kind == "uniform" else _box_muller(raw)
+        result[start : start + size] = values[:size]
     if kind == "uniform":  # rounding to the default dtype must not reach 1
         result.clamp_(max=1.0 - torch.finfo(result.dtype).eps / 2)
     return result.reshape(shape)
 
 
-def _box_muller(raw: np.ndarray) -> np.ndarray:
+def _box_muller(raw: np.ndarray) -> Tensor:
     """Turn pairs of words into pairs of standard normals: two words in, two numbers out, always."""
-    first = 1.0 - rng.to_unit(raw[0::2])  # in (0, 1], so that the logarithm is finite
-    angle = 2.0 * np.pi * rng.to_unit(raw[1::2])
-    radius = np.sqrt(-2.0 * np.log(first))
-    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)
+    pairs = rng.to_unit(raw).reshape(-1, 2)
+    first = 1.0 - np.ascontiguousarray(pairs[:, 0])  # in (0, 1], so that the logarithm is finite
+    radius = torch.from_numpy(np.sqrt(-2.0 * np.log(first)))
+    angle = torch.from_numpy(2.0 * np.pi * np.ascontiguousarray(pairs[:, 1]))
+    result = torch.empty(pairs.shape, dtype=torch.float64)
+    torch.mul(radius, torch.cos(angle), out=result[:, 0])  # torch's sine and cosine are three times as fast as numpy's
+    torch.mul(radius, torch.sin(angle), out=result[:, 1])
+    return result.view(-1)
 
 
 class _Draw(torch.autograd.Function):

@@ -31,7 +31,7 @@ def find_target(target: str, *, what: str, key: str) -> Any:
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
         reason = f"{type(error).__name__}: {error}"
         message = f"the module '{module_name}' of {what} '{target}' cannot be imported: {reason}"
         raise refuse_target(message, target, key=key) from error

@@ -27,7 +27,7 @@ def call_function(
         return function(input_shape, num_classes, **options)
     except FedtailorError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         shape = f"{target}({input_shape}, {num_classes}{''.join(f', {k}={v!r}' for k, v in options.items())})"
         message = f"the call {shape} raised {type(error).__name__}: {error}"
         raise refuse_target(message, target, key="model.name") from error

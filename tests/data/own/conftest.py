@@ -194,6 +194,22 @@ def _validation(folder):
             save(folder / part / label / "1.png", pixels(len(part) * 10 + ord(label[0])))
 
 
+def _train_and_holdout(folder):
+    for part in ("train", "holdout"):
+        for label in ("cat", "dog"):
+            save(folder / part / label / "1.png", pixels(len(part) * 10 + ord(label[0])))
+
+
+def _nothing_to_train(folder):
+    two_sites(folder, layout="{site}/test/{label}")
+
+
+def _dark_8_bit(folder):
+    two_sites(folder)
+    for path in folder.rglob("*.png"):
+        save(path, np.asarray(Image.open(path)) // 16)
+
+
 def _part_and_site(folder):
     for part in ("train", "test", "A"):
         save(folder / part / "cat" / "1.png", pixels(ord(part[1:2] or "A")))
@@ -217,6 +233,13 @@ def _arrays(**changes):
     def build(folder):
         arrays(folder, "A")
         arrays(folder, "BB", **changes)
+
+    return build
+
+
+def _arrays_of(x):
+    def build(folder):
+        arrays(folder, "A", x=x)
 
     return build
 
@@ -264,6 +287,7 @@ BROKEN = [
     Broken("a file of another kind", "error", "unknown_layout", lambda folder: folder.write_text("text")),
     Broken("images at the top", "error", "unknown_layout", _top),
     Broken("parts beside sites", "error", "ambiguous_layout", _part_and_site),
+    Broken("a part under another name", "error", "ambiguous_layout", _train_and_holdout),
     Broken("a validation folder", "error", "validation_folder", _validation),
     Broken("too many sites", "error", "too_many_sites", _many_sites),
     Broken("two tables of a site", "error", "duplicate_site", _same_stem),
@@ -273,6 +297,7 @@ BROKEN = [
     Broken("site with one class", "warning", "one_class_site", _one_class_site),
     Broken("site without test", "warning", "no_test", _no_test),
     Broken("site without training", "warning", "no_training", _no_training),
+    Broken("nothing to train", "error", "no_training", _nothing_to_train),
     Broken("class in test only", "warning", "class_in_test_only", _test_only_class),
     Broken("class not trained at its site", "warning", "class_not_trained", _untrained_class),
     Broken("class at one site", "warning", "class_at_one_site", _named("A", "bird")),
@@ -290,6 +315,11 @@ BROKEN = [
     Broken("larger bomb", "skipped", "image_too_large", _put(png_header(100_000, 100_000))),
     Broken("NaN pixels", "skipped", "unsupported_image", _nan_pixels),
     Broken("12 bits in 16", "warning", "dark_16_bit", _dark),
+    Broken("4 bits in 8", "warning", "dark_8_bit", _dark_8_bit),
+    Broken("4 bits in arrays", "warning", "dark_8_bit", _arrays_of(pixels(1, (12, 8, 8)) // 16)),
+    Broken("12 bits in arrays", "warning", "dark_16_bit", _arrays_of(pixels(1, (12, 8, 8)).astype(np.uint16) * 16)),
+    Broken("duplicate in arrays", "warning", "duplicate_in_site", _arrays_of(np.full((12, 8, 8), 99, np.uint8))),
+    Broken("duplicate row", "warning", "duplicate_in_site", _table("a,b,label\n9,9,1\n9,9,1\n8,8,0\n")),
     Broken("duplicate in site", "warning", "duplicate_in_site", _duplicate("A/cat/A1.png", "A/cat/odd.png")),
     Broken("duplicate at sites", "warning", "duplicate_across_sites", _duplicate("A/cat/A1.png", "B/cat/odd.png")),
     Broken("duplicate of other class", "warning", "duplicate_other_class", _duplicate("A/cat/A1.png", "A/dog/odd.png")),

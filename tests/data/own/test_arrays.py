@@ -39,11 +39,11 @@ def kinds(findings: Findings) -> list[tuple[str, str, str]]:
 def test_sites_are_put_in_order_with_all_test_rows_last(tmp_path: Path) -> None:
     save(tmp_path, "a", x=X, y=Y, class_names=np.array(["cat", "dog", "=1+1"]))
     save(tmp_path, "a", "test", x=X[:2] + 1, y=Y[:2])
-    save(tmp_path, "b", "test", x=X[2:], y=Y[2:].astype(np.uint8))
+    save(tmp_path, "b", "test", x=X[2:] + 2, y=Y[2:].astype(np.uint8))
     dataset, findings = read(tmp_path)
     assert findings.problems == [] and dataset is not None and dataset.domains is not None
     assert dataset.x.dtype == np.uint8 and dataset.x.shape == (8, 6, 5, 1) and dataset.num_official_train == 4
-    np.testing.assert_array_equal(dataset.x[..., 0], np.concatenate([X, X[:2] + 1, X[2:]]))
+    np.testing.assert_array_equal(dataset.x[..., 0], np.concatenate([X, X[:2] + 1, X[2:] + 2]))
     assert dataset.y.tolist() == [0, 1, 2, 1, 0, 1, 2, 1] and dataset.domains.tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
     assert dataset.class_names == ("cat", "dog", "=1+1") and dataset.domain_names == ("a", "b")
     assert [(site.train, site.test) for site in findings.sites] == [
@@ -74,16 +74,76 @@ def test_white_is_told_from_type_and_range(
     assert dataset is not None and (dataset.x.dtype, dataset.white) == (kind, white)
     assert dataset.normalize.mean == (mean,)
     np.testing.assert_array_equal(dataset.x, x.reshape(dataset.x.shape).astype(kind))
-    assert [problem.kind for problem in findings.problems] == (["values_unscaled"] if x.min() < 0 else [])
+    kinds = {problem.kind for problem in findings.problems if not problem.kind.startswith("duplicate")}
+    assert kinds == ({"values_unscaled"} if x.min() < 0 else set())
+
+
+@pytest.mark.parametrize(
+    ("peak", "kind", "warned"),
+    [
+        (0, np.uint8, "dark_8_bit"),
+        (1, np.uint8, "dark_8_bit"),
+        (16, np.int64, "dark_8_bit"),
+        (63, np.uint8, "dark_8_bit"),
+        (64, np.uint8, ""),
+        (256, np.uint16, "dark_16_bit"),
+        (4095, np.uint16, "dark_16_bit"),
+        (16383, np.int32, "dark_16_bit"),
+        (16384, np.uint16, ""),
+    ],
+)
+def test_images_far_from_white_are_pointed_out(tmp_path: Path, peak: int, kind: type, warned: str) -> None:
+    x = np.zeros((4, 6, 5), kind)
+    save(tmp_path, "a", x=x, y=Y)
+    x[1, 2, 3] = peak
+    save(tmp_path, "b", x=x, y=Y)  # over all sites: dark images of one are no problem
+    dataset, findings = read(tmp_path)
+    assert dataset is not None
+    dark = [problem for problem in findings.problems if problem.kind.startswith("dark")]
+    assert [(problem.severity, problem.kind) for problem in dark] == ([("warning", warned)] if warned else [])
+    assert all(
+        f"is {peak}," in problem.message and 'data.normalize = "training"' in problem.message for problem in dark
+    )
+
+
+def test_numbers_of_a_table_have_no_white(tmp_path: Path) -> None:
+    save(tmp_path, "a", x=np.arange(12).reshape(4, 3), y=Y)
+    assert read(tmp_path)[1].problems == []
+
+
+def test_duplicates_are_one_warning_per_kind(tmp_path: Path) -> None:
+    def x(*grays: int) -> np.ndarray:
+        return np.array(grays)[:, None, None] * np.ones((1, 6, 5), int)
+
+    save(tmp_path, "a", x=x(1, 2, 1, 1, 1, 1, 200), y=np.array([0, 0, 0, 0, 0, 0, 1]))
+    save(tmp_path, "a", "test", x=x(9, 2).astype(np.uint8), y=np.array([1, 0]))  # the same, in another type
+    save(tmp_path, "b", x=x(7, 200, 2), y=np.array([0, 0, 0]))
+    dataset, findings = read(tmp_path)
+    assert dataset is not None and len(dataset.y) == 12, "all are kept"
+    messages = {problem.kind: problem.message for problem in findings.problems}
+    assert len(findings.problems) == 4 and {problem.severity for problem in findings.problems} == {"warning"}
+    assert "1 found: 'a/test:1' as 'a/train:1'." in messages["duplicate_train_test"]
+    assert "1 found: 'b/train:1' as 'a/train:6'." in messages["duplicate_other_class"]
+    assert "1 found: 'b/train:2' as 'a/train:1'." in messages["duplicate_across_sites"]
+    assert "4 found: 'a/train:2' as 'a/train:0'" in messages["duplicate_in_site"]
+    assert messages["duplicate_in_site"].endswith("and 1 more.")
+
+
+def test_duplicates_are_not_looked_for_among_too_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, "a", x=np.full((4, 6, 5), 200), y=Y)
+    monkeypatch.setattr("fedtailor.data.own.duplicate_rows.MAX_ROWS", 3)
+    dataset, findings = read(tmp_path)
+    assert dataset is not None and findings.problems == []
+    assert findings.notes == ["Duplicates were not looked for: there are more than 3 rows."]
 
 
 def test_channels_first_are_moved_and_said(tmp_path: Path) -> None:
     x = np.arange(4 * 3 * 6 * 5, dtype=np.uint8).reshape(4, 3, 6, 5)
     save(tmp_path, "a", x=x, y=Y)
-    save(tmp_path, "b", x=np.moveaxis(x, 1, 3), y=Y)
+    save(tmp_path, "b", x=np.moveaxis(x, 1, 3) ^ 1, y=Y)
     dataset, findings = read(tmp_path)
     assert dataset is not None and dataset.input_shape == (3, 6, 5)
-    np.testing.assert_array_equal(dataset.x[:4], dataset.x[4:])
+    np.testing.assert_array_equal(dataset.x[:4], dataset.x[4:] ^ 1)
     np.testing.assert_array_equal(dataset.x[:4], x.transpose(0, 2, 3, 1))
     assert sum("channels" in note for note in findings.notes) == 1 and findings.problems == []
 

@@ -81,6 +81,30 @@ def test_sites_are_compared():
     assert "'w', 'z'" in next(one.message for one in findings.problems if one.kind == "class_at_one_site")
 
 
+@pytest.mark.parametrize(
+    ("sites", "words"),
+    [
+        ([Site("A", {}, {"x": 3, "y": 1}), Site("B", {}, {"x": 2})], "none for training"),
+        ([Site("A", {"x": 1}), Site("B", {"y": 1})], "more than one example"),
+    ],
+)
+def test_data_of_which_nothing_is_left_for_training_are_an_error(sites, words):
+    findings = Findings(sites=sites)
+    cross_check(findings)
+    (error,) = findings.errors
+    assert error.kind == "no_training" and words in error.message
+
+
+def test_one_site_that_can_train_is_enough():
+    for sites in (
+        [Site("A", {"x": 1}), Site("B", {"y": 2})],
+        [Site("A", {"x": 1, "y": 1}, {"x": 1}), Site("B", {"y": 1})],
+    ):
+        findings = Findings(sites=sites)
+        cross_check(findings)
+        assert not findings.errors
+
+
 def test_duplicates_get_one_problem_each_the_most_serious():
     where = [
         Occurrence("A", "train", "cat", "1"),

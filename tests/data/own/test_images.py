@@ -153,6 +153,25 @@ def test_a_file_that_may_not_be_read(folder, make, monkeypatch):
     assert caught.value.kind == "unreadable_file"
 
 
+@pytest.mark.parametrize(("peak", "warned"), [(1, True), (16, True), (63, True), (64, False)])
+def test_images_far_from_white_are_pointed_out(peak, warned, folder, make):
+    paths = [make.save(folder / "black.png", np.zeros((8, 8), np.uint8))]
+    for end, shape in (("png", (8, 8)), ("bmp", (8, 8, 3))):
+        paths.append(make.save(folder / f"dark.{end}", np.full(shape, peak, np.uint8)))
+    _, findings = read(paths)
+    dark = [problem for problem in findings.problems if problem.kind == "dark_8_bit"]
+    assert len(dark) == warned and all(f"is {peak}," in one.message for one in dark)
+    _, findings = read([*paths, make.save(folder / "bright.png", make.pixels(1))])
+    assert "dark_8_bit" not in {problem.kind for problem in findings.problems}, "one bright image: white is known"
+
+
+def test_images_of_1_bit_are_not_dark_and_16_bits_are_told_as_such(folder, make):
+    masks = [make.save(folder / f"{n}.png", Image.fromarray(np.eye(8) > n)) for n in range(2)]
+    assert read(masks)[1].problems == []
+    wide = [make.save(folder / "wide.png", np.full((8, 8), 4095, np.uint16))]
+    assert [problem.kind for problem in read(wide)[1].problems] == ["dark_16_bit"]
+
+
 def test_too_many_bytes_are_refused_before_memory_is_taken(folder, make, monkeypatch):
     monkeypatch.setattr(images, "MAX_STACK_BYTES", 100)
     none, findings = read([make.save(folder / "1.png", make.pixels(1))])

@@ -133,6 +133,21 @@ def test_truth_values_are_numbers_and_names_are_kept_or_made_safe(tmp_path: Path
     assert [(one.kind, one.path) for one in findings.problems] == [("missing_value", "t.parquet:3")] and dataset is None
 
 
+def test_duplicate_rows_are_one_warning_per_kind_whatever_the_order_of_columns(tmp_path: Path) -> None:
+    repeated = [[3, 4, "x", "train"]] * 50
+    write(tmp_path / "a.csv", [["f", "g", "label", "split"], [1, 2, "x", "train"], [1, 2, "y", "test"], *repeated])
+    write(tmp_path / "b.csv", [["g", "f", "label", "split"], [1, 2, "y", "train"], [], [4, 3, "x", "train"]])
+    dataset, findings = read(tmp_path)
+    assert dataset is not None and len(dataset.y) == 54
+    found = {problem.kind: problem for problem in findings.problems}
+    assert set(findings.counts.values()) == {1} and {problem.severity for problem in findings.problems} == {"warning"}
+    assert set(found) == {"duplicate_train_test", "duplicate_in_site", "duplicate_across_sites"}
+    assert "1 found: 'a.csv:3' as 'a.csv:2'" in found["duplicate_train_test"].message
+    assert "49 found: 'a.csv:5' as 'a.csv:4'" in found["duplicate_in_site"].message
+    assert "1 found: 'b.csv:4' as 'a.csv:4'" in found["duplicate_across_sites"].message, "lines of the file"
+    assert all("by chance" in problem.message for problem in findings.problems)
+
+
 def test_an_empty_site_is_left_out_and_counted(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", [["f", "label"]])
     write(tmp_path / "b.csv", [["f", "label"], [1, "x"]])
@@ -201,7 +216,7 @@ def test_labels_that_are_fractions_are_an_error_and_numbers_beside_text_a_warnin
     write(tmp_path / "a.csv", [["f", "label"], [1, 1], [2, 0.5]])
     dataset, findings = read(tmp_path)
     assert dataset is None and [(p.kind, p.path) for p in findings.problems] == [("float_label", "a.csv:3")]
-    write(tmp_path / "b.csv", [["f", "label"], [1, "one"]])
+    write(tmp_path / "b.csv", [["f", "label"], [3, "one"]])
     dataset, findings = read(tmp_path)
     assert dataset is not None and dataset.class_names == ("0.5", "1", "one")
     assert [(p.severity, p.kind) for p in findings.problems] == [("warning", "mixed_labels")]

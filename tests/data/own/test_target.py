@@ -37,11 +37,11 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
 def test_sites_with_and_without_a_test_part_are_read(read: Reader) -> None:
     dataset, findings, name = read(
         "x = np.arange(12.0).reshape(4, 3)\n"
-        "    return {'a': (x.tolist(), [0, 1, 0, 1]), 'b': ((x + 1, np.ones(4, int)), (x[:1], np.array([2])))}"
+        "    return {'a': (x.tolist(), [0, 1, 0, 1]), 'b': ((x + 1, np.ones(4, int)), (x[:1] + 5, np.array([2])))}"
     )
     assert findings.problems == [] and dataset is not None and dataset.domains is not None
     assert dataset.name == name and dataset.x.dtype == np.float32 and dataset.x.shape == (9, 3)
-    assert dataset.x[:, 0].tolist() == [0, 3, 6, 9, 1, 4, 7, 10, 0] and dataset.y.tolist() == [
+    assert dataset.x[:, 0].tolist() == [0, 3, 6, 9, 1, 4, 7, 10, 5] and dataset.y.tolist() == [
         0,
         1,
         0,
@@ -110,6 +110,51 @@ def test_an_exception_of_the_function_is_an_error_that_names_it(read: Reader) ->
             "from fedtailor.data.dataset import Dataset\n"
             "    return Dataset(name='m', x=np.eye(2, dtype=np.float32), y=np.array([0, 5]), num_classes=2)"
         )
+
+
+@pytest.mark.parametrize("body", ["import sys; sys.exit(3)", "raise SystemExit"])
+def test_a_function_that_ends_the_program_is_an_error_that_names_it(read: Reader, body: str) -> None:
+    with pytest.raises(DataError, match=r"own_data_\d+:load\(\) raised SystemExit"):
+        read(body)
+
+
+def test_a_module_that_ends_the_program_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_script.py").write_text("import sys\n\nsys.exit('usage: own_script.py FILE')\n")
+    with pytest.raises(DataError, match="own_script:load"):
+        read_target("own_script:load", DataOptions(path="own_script:load"), Findings())
+
+
+def test_an_interruption_is_not_held_up(read: Reader) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        read("raise KeyboardInterrupt")
+
+
+def test_what_a_function_returns_is_looked_at_as_files_are(read: Reader) -> None:
+    grays = "x = np.arange(3)[:, None, None] * np.ones((1, 4, 4), np.uint8)\n    "
+    _, findings, _ = read(f"{grays}return {{'a': ((x, [0, 1, 0]), (x[1:2], [1]))}}")
+    assert [problem.kind for problem in findings.problems] == ["dark_8_bit", "duplicate_train_test"]
+    assert "'a/test:0' as 'a/train:1'" in findings.problems[1].message
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "dark"),
+    [
+        ("np.uint8", "", ["dark_8_bit"]),
+        ("np.float32", ", white=65535.0", ["dark_16_bit"]),
+        ("np.uint8", ", white=16.0", []),
+        ("np.uint8", ", normalize=Normalization((0.01,), (0.02,))", []),
+    ],
+)
+def test_a_data_set_is_looked_at_too(read: Reader, kind: str, options: str, dark: list[str]) -> None:
+    _, findings, name = read(
+        "from fedtailor.data.dataset import Dataset, Normalization\n"
+        f"    x = np.array([5, 6, 5], {kind})[:, None, None, None] * np.ones((1, 4, 4, 1), {kind})\n"
+        "    return Dataset(name='m', x=x, y=np.array([0, 1, 0]), num_classes=2, num_official_train=2"
+        f"{options})"
+    )
+    assert [problem.kind for problem in findings.problems] == ["duplicate_train_test", *dark]
+    assert f"'{name}:2' as '{name}:0'" in findings.problems[0].message
 
 
 @pytest.mark.parametrize("name", ["no_such_module_at_all:load", "math:nothing", "math", ":"])

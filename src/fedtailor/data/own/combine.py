@@ -10,6 +10,7 @@ from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.assemble import SitePart, assemble, describe_sites
 from fedtailor.data.own.blocks import Block, check_alike, check_block
+from fedtailor.data.own.duplicate_rows import Rows, report_duplicate_rows
 from fedtailor.data.own.place import has_errors, no_examples, skip_empty
 from fedtailor.data.own.report import Findings, Site
 from fedtailor.data.own.scale import check_finite, find_scale
@@ -45,10 +46,33 @@ def combine_blocks(
     if scale is None or has_errors(findings):
         return None
     _check_options(checked[0], options, findings)
-    parts = _parts(sites, [block._replace(x=block.x.astype(scale.kind, copy=False)) for block in checked])
+    scaled = [block._replace(x=block.x.astype(scale.kind, copy=False)) for block in checked]
+    report_duplicate_rows(_rows(scaled), findings)
     return assemble(
-        name, parts, names, sources=sources, notes=findings.notes, white=scale.white, normalize=scale.normalize
+        name,
+        _parts(sites, scaled),
+        names,
+        sources=sources,
+        notes=findings.notes,
+        white=scale.white,
+        normalize=scale.normalize,
     )
+
+
+def _rows(blocks: Sequence[Block]) -> list[Rows]:
+    """Return the examples of all blocks, named by site, part and index."""
+    numbers = {site: number for number, site in enumerate(dict.fromkeys(block.site for block in blocks))}
+    return [
+        Rows(
+            f"{block.site}/{block.part}",
+            range(len(block.y)),
+            block.x,
+            block.y,
+            np.full(len(block.y), numbers[block.site]),
+            np.full(len(block.y), block.part == "test"),
+        )
+        for block in blocks
+    ]
 
 
 def _skip_empty_sites(blocks: Sequence[Block], filled: Sequence[Block], findings: Findings) -> None:

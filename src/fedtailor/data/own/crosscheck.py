@@ -38,6 +38,12 @@ def cross_check(findings: Findings, class_names: Sequence[str] = ()) -> None:
     if unseen and trained:
         message = f"No site has training examples of {listed(unseen)}, only test examples: no model can know it."
         findings.add("warning", "class_in_test_only", "", "", message)
+    if not trained:
+        findings.add("error", "no_training", "", "", "All examples are for testing, none for training.")
+        return
+    if not tested and max(sum(site.train.values()) for site in sites) < 2:
+        message = "No site has more than one example, which leaves none for training beside those for testing."
+        findings.add("error", "no_training", "", "", message)
     for site in sites:
         _check_site(site, unseen, divided=bool(tested), several=len(classes) > 1, findings=findings)
     _check_spread(sites, findings)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from fedtailor.data.own.place import show
 from fedtailor.data.own.report import Findings
+
+KINDS = ("duplicate_train_test", "duplicate_other_class", "duplicate_across_sites", "duplicate_in_site")
+"""What two examples with the same content can be to each other, the most serious first."""
+
+MEANINGS = (
+    ", which is for training: the test is not of unseen data, and its accuracy is too high",
+    ", but of another class",
+    ", at another site: what one site trains on, another may be tested on",
+    ", at the same site: it counts twice, or in training and test if they are drawn",
+)
+"""What that means, for each of ``KINDS``: the end of a sentence."""
 
 
 class Occurrence(NamedTuple):
@@ -20,6 +32,47 @@ class Occurrence(NamedTuple):
     path: str
 
 
+class Duplicates(NamedTuple):
+    """The examples that have the content of another one."""
+
+    rows: np.ndarray  # (duplicates,), in ascending order
+    firsts: np.ndarray  # (duplicates,), the row that each is the same as
+    kinds: np.ndarray  # (duplicates,), positions in KINDS
+
+
+def find_duplicates(contents: np.ndarray, sites: np.ndarray, is_test: np.ndarray, labels: np.ndarray) -> Duplicates:
+    """Return every example but the first that has the content of another.
+
+    Test examples are compared with the first training example of their content, training examples with the first one
+    of the same site, and the first one at a site with that of all sites.
+
+    Args:
+        contents: (rows,), equal numbers where examples are equal; the others likewise.
+        sites: number of each example's site.
+        is_test: which examples are for testing.
+        labels: number of each example's class.
+    """
+    rows = np.arange(len(contents))
+    everywhere = _first_of(is_test, contents)
+    at_site = _first_of(is_test, contents, sites)
+    firsts = np.where(is_test | (at_site == rows), everywhere, at_site)
+    rows = np.flatnonzero(firsts != rows)
+    firsts = firsts[rows]
+    differs = [values[firsts] != values[rows] for values in (is_test, labels, sites)]
+    return Duplicates(rows, firsts, np.select(differs, [0, 1, 2], 3))
+
+
+def _first_of(is_test: np.ndarray, *keys: np.ndarray) -> np.ndarray:
+    """Return for every row (rows,) the first with the same keys, those for training before those for testing."""
+    order = np.lexsort((is_test, *keys))  # stable: equal rows stay in order
+    begins = np.ones(len(order), dtype=bool)
+    begins[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
+    starts = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
+    firsts = np.empty_like(order)
+    firsts[order] = order[starts]
+    return firsts
+
+
 def report_duplicates(digests: Sequence[bytes], where: Sequence[Occurrence], findings: Findings) -> None:
     """Warn once of every example but the first that has the content of another; all are kept.
 
@@ -28,33 +81,16 @@ def report_duplicates(digests: Sequence[bytes], where: Sequence[Occurrence], fin
         where: every example is; as many.
         findings: the problems are added to it.
     """
-    groups: dict[bytes, list[Occurrence]] = defaultdict(list)
-    for digest, occurrence in zip(digests, where, strict=True):
-        groups[digest].append(occurrence)
-    for group in groups.values():
-        trained = next((one for one in group if one.part == "train"), group[0])
-        for other in (one for one in group if one is not trained):
-            first = _nearest(other, group, trained)
-            kind, why = _compare(first, other)
-            message = f"The same content as {show(first.path)}{why}."
-            findings.add("warning", kind, other.site, other.path, message)
+    is_test = np.array([one.part == "test" for one in where], dtype=bool)
+    sites, labels = _numbered(one.site for one in where), _numbered(one.label for one in where)
+    for row, same, kind in zip(*find_duplicates(_numbered(digests), sites, is_test, labels), strict=True):
+        other, first = where[row], where[same]
+        classes = f": {show(first.label)} there, {show(other.label)} here" if first.label != other.label else ""
+        message = f"The same content as {show(first.path)}{MEANINGS[kind]}{classes}."
+        findings.add("warning", KINDS[kind], other.site, other.path, message)
 
 
-def _nearest(other: Occurrence, group: Sequence[Occurrence], trained: Occurrence) -> Occurrence:
-    """Return the occurrence to compare with: for training the first of the same site, if an earlier one is there."""
-    if other.part == "test":
-        return trained
-    first = next(one for one in group if one.part == "train" and one.site == other.site)
-    return trained if first is other else first
-
-
-def _compare(first: Occurrence, other: Occurrence) -> tuple[str, str]:
-    """Return the kind of problem, the most serious that applies, and what it means."""
-    if first.part != other.part:
-        meaning = ", which is for training: the test is not of unseen data, and its accuracy is too high"
-        return "duplicate_train_test", meaning
-    if first.label != other.label:
-        return "duplicate_other_class", f", but of another class: {show(first.label)} there, {show(other.label)} here"
-    if first.site != other.site:
-        return "duplicate_across_sites", ", at another site: what one site trains on, another may be tested on"
-    return "duplicate_in_site", ", at the same site: it counts twice, or in training and test if they are drawn"
+def _numbered(values: Iterable[Hashable]) -> np.ndarray:
+    """Return a number for every value, equal ones for equal values."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)

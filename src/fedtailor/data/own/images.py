@@ -17,6 +17,7 @@ from fedtailor.data.own.decode import Decoded, decode, reading_images
 from fedtailor.data.own.duplicates import Occurrence, report_duplicates
 from fedtailor.data.own.place import Unusable, show
 from fedtailor.data.own.report import Findings
+from fedtailor.data.own.scale import warn_if_dark
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm", ".pbm"}
 """Files whose names end so are taken for images, in upper or lower case."""
@@ -111,14 +112,16 @@ def read_pictures(pictures: Sequence[Picture], options: DataOptions, findings: F
     digests: dict[str, str] = {}
     contents: list[bytes] = []
     kept: list[Occurrence] = []
-    peak = -1
+    peak_of_8 = peak_of_16 = -1
     with reading_images():
         for row, (path, where) in enumerate(pictures):
             decoded = _decode(path, where, findings)
             if decoded is None:
                 continue
             traits.update(decoded.traits)
-            peak = max(peak, decoded.peak)
+            peak_of_16 = max(peak_of_16, decoded.peak)
+            if decoded.peak < 0:
+                peak_of_8 = max(peak_of_8, int(decoded.pixels.max()))
             digests[where.path] = decoded.file_digest
             contents.append(_digest(decoded.pixels))
             kept.append(where)
@@ -129,7 +132,7 @@ def read_pictures(pictures: Sequence[Picture], options: DataOptions, findings: F
                 return None
     report_duplicates(contents, kept, findings)
     findings.notes.extend(_notes(stack, traits))
-    _check_peak(peak, findings)
+    _check_peaks(peak_of_8, peak_of_16, findings)
     if not _check_sizes(stack, findings) or stack.x is None:
         return None
     return Pictures(stack.x[: len(stack.rows)], stack.rows, digests)
@@ -183,11 +186,14 @@ def _check_sizes(stack: _Stack, findings: Findings) -> bool:
     return False
 
 
-def _check_peak(peak: int, findings: Findings) -> None:
-    if 0 <= peak < _DARK:
+def _check_peaks(peak_of_8: int, peak_of_16: int, findings: Findings) -> None:
+    """Warn of images that are nearly black, told by the largest values of those with 8 and with 16 bits; -1: none."""
+    if peak_of_8 >= 0:
+        warn_if_dark(peak_of_8, 255.0, findings)
+    if 0 <= peak_of_16 < _DARK:
         message = (
-            f"The largest value of all images with 16 bits is {peak} of 65535: {(peak + 128) // 257 + 1} gray levels "
-            "are left once they are brought to 8 bits. Scale the files so that white is 65535."
+            f"The largest value of all images with 16 bits is {peak_of_16} of 65535: {(peak_of_16 + 128) // 257 + 1} "
+            "gray levels are left once they are brought to 8 bits. Scale the files so that white is 65535."
         )
         findings.add("warning", "dark_16_bit", "", "", message)
 

@@ -66,7 +66,7 @@ class Layout:
     """``package.module:function``."""
 
     def signature(self, options: DataOptions) -> str:
-        """Return a digest that changes with path, size or time of any file, with the options, and with the readers.
+        """Return a digest that changes with the folder, any file's path, size, times or number, options and readers.
 
         It is empty if what is read is not known beforehand, or was changed this very moment: nothing is to be kept.
         """
@@ -223,10 +223,10 @@ def _name_layout(levels: Sequence[Collection[str]], findings: Findings) -> str:
         )
         findings.add("error", "validation_folder", "", "", f"{message}; validation data are set aside by an option.")
         return ""
-    if kinds == ["mixed", "names"]:
-        message = "Folders train and test are beside others: sites would be taken for parts, or parts for sites."
-        _refuse(findings, "ambiguous_layout", message)
+    if len(kinds) > 1 and kinds[-2] in ("mixed", "partial"):  # right above the classes
+        _refuse_mixture(levels[-2], findings)
         return ""
+    kinds = ["names" if kind == "partial" else kind for kind in kinds]
     understood = {
         ("names", "names"): LAYOUTS[0],
         ("names", "parts", "names"): LAYOUTS[1],
@@ -243,15 +243,25 @@ def _name_layout(levels: Sequence[Collection[str]], findings: Findings) -> str:
     return words
 
 
+def _refuse_mixture(names: Collection[str], findings: Findings) -> None:
+    """Add the problem of folders called train or test beside others, where parts are possible."""
+    parts, others = sorted(_PARTS.keys() & names), sorted(set(names) - _PARTS.keys())
+    message = (
+        f"Folders {listed(parts)} are beside {listed(others)}: sites would be taken for parts, or parts for sites. "
+        "Call the parts train and test and nothing else, or give sites other names than these."
+    )
+    _refuse(findings, "ambiguous_layout", message)
+
+
 def _kind_of_level(names: Collection[str]) -> str:
-    """Return whether folders are the parts (train and test), names of sites or classes, or both mixed."""
+    """Return whether folders are the parts (train and test), names, or both mixed; partial: one part and names."""
     parts = {_PARTS[name] for name in names if name in _PARTS}
     others = set(names) - _PARTS.keys()
     if "train" in parts and others and others <= _VALIDATION:
         return "validation"
     if parts and not others:
         return "parts"
-    return "mixed" if parts == {"train", "test"} else "names"
+    return "mixed" if parts == {"train", "test"} else "partial" if parts else "names"
 
 
 def _picture(tree: Tree, file: File, words: str) -> Picture:

@@ -13,14 +13,17 @@ from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.assemble import one_source
 from fedtailor.data.own.crosscheck import cross_check
-from fedtailor.data.own.images import Pictures, read_pictures
+from fedtailor.data.own.images import SUFFIXES, Pictures, read_pictures
 from fedtailor.data.own.layout import Layout, recognize
-from fedtailor.data.own.names import safe_name
+from fedtailor.data.own.names import listed, safe_name
 from fedtailor.data.own.place import has_errors, no_examples, skip_empty
 from fedtailor.data.own.report import Findings, OwnData, Problem, Site
 
 _SHOWN = 3
 """Errors that are told in full when data cannot be loaded."""
+
+_NO_LIST_OF_IMAGES = ("missing_label_column", "unnamed_column", "not_a_number")
+"""Errors of a table that lies in a folder of images and was not meant to be read."""
 
 
 def read_own(path: str, options: DataOptions) -> OwnData:
@@ -108,10 +111,28 @@ def _dispatch(layout: Layout, options: DataOptions, findings: Findings) -> Datas
     if layout.kind == "tables":
         from fedtailor.data.own.tables import read_tables  # pyarrow is imported only where there is a table
 
-        return read_tables(list(layout.tables), options, findings)
+        dataset = read_tables(list(layout.tables), options, findings)
+        _explain_tables(layout, findings)
+        return dataset
     from fedtailor.data.own.target import read_target
 
     return read_target(layout.target, options, findings)
+
+
+def _explain_tables(layout: Layout, findings: Findings) -> None:
+    """Add to the first error of a table that names no images, in a folder of images, why it is read as a table."""
+    if not any(file.suffix in SUFFIXES for file in layout.files):
+        return
+    for number, problem in enumerate(findings.problems):
+        if problem.severity == "error" and problem.kind in _NO_LIST_OF_IMAGES:
+            names = listed(safe_name(path.name) for _, path in layout.tables)
+            message = (
+                f"{problem.message} The folder is read as tables because {names} is at its top, and "
+                f"{len(layout.files) - len(layout.tables)} other files are passed over; "
+                "if the images are the data, move it out of the folder."
+            )
+            findings.problems[number] = problem._replace(message=message)
+            return
 
 
 def _read_images(layout: Layout, options: DataOptions, findings: Findings) -> Dataset | None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedtailor.data.dataset import Normalization
 from fedtailor.data.own.blocks import Block
+from fedtailor.data.own.report import Findings
 
 AS_THEY_ARE = Normalization(mean=(0.0,), std=(1.0,))
 """Values are used as they are stored."""
@@ -27,6 +28,7 @@ def find_scale(blocks: Sequence[Block]) -> Scale | None:
 
     * Tables: float32, as they are.
     * Images of whole numbers, none above 255: uint8, and 255 is white. None above 65,535: float32, and 65,535 is white.
+      A warning tells where even the largest value is far from white.
     * Images of floats within [0, 1]: float32, and 1 is white. Other floats are used as they are, with a warning.
     """
     if blocks[0].x.ndim == 2:
@@ -44,10 +46,24 @@ def find_scale(blocks: Sequence[Block]) -> Scale | None:
         message = f"Images of whole numbers must be from 0 to 255 or to 65535, got values from {low:g} to {high:g}."
         (least if low < 0 else most).error("value_out_of_range", message)
         return None
+    warn_if_dark(high, 255.0 if high <= 255 else 65535.0, most.findings)
     if high <= 255:
         return Scale(np.uint8, 255.0, Normalization())
     most.findings.notes.append(f"Images hold whole numbers up to {high:g}: they are scaled as 16-bit, 65535 is white.")
     return Scale(np.float32, 65535.0, Normalization())
+
+
+def warn_if_dark(peak: float, white: float, findings: Findings) -> None:
+    """Warn if the largest value of all images, whole numbers, is below a quarter of white."""
+    if 4 * (peak + 1) > white + 1:
+        return
+    bits = 8 if white == 255 else 16
+    message = (
+        f"The largest value of all images read as {bits} bits is {peak:g}, and {white:g} is white: all are "
+        f"nearly black, and most of their contrast is lost. Scale the values so that white is {white:g}, "
+        'or set data.normalize = "training".'
+    )
+    findings.add("warning", "dark_8_bit" if bits == 8 else "dark_16_bit", "", "", message)
 
 
 def check_finite(block: Block) -> bool:

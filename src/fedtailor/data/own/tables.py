@@ -14,6 +14,7 @@ from fedtailor.data.options import DataOptions
 from fedtailor.data.own.assemble import SitePart, assemble, describe_sites, one_source
 from fedtailor.data.own.classes import name_classes
 from fedtailor.data.own.csv_table import read_csv
+from fedtailor.data.own.duplicate_rows import Rows, report_duplicate_rows
 from fedtailor.data.own.names import safe_name
 from fedtailor.data.own.parquet_table import read_parquet
 from fedtailor.data.own.place import MAX_TOTAL_BYTES, Place, Unusable, has_errors, no_examples, skip_empty
@@ -119,7 +120,13 @@ def _features(
     names = tables[0].columns.feature_names
     findings.notes.append(f"{len(names)} features, in the order of {tables[0].place.path}.")
     class_names, labels = classes
-    parts = [_divide(table, ordered_features(table, names), y) for table, y in zip(tables, labels, strict=True)]
+    features = [ordered_features(table, names) for table in tables]
+    rows = []
+    for site, (table, x, y) in enumerate(zip(tables, features, labels, strict=True)):
+        is_test = np.zeros(len(y), dtype=bool) if table.is_test is None else table.is_test
+        rows.append(Rows(table.place.path, table.cells.lines, x, y, np.full(len(y), site), is_test))
+    report_duplicate_rows(rows, findings)
+    parts = [_divide(table, x, y) for table, x, y in zip(tables, features, labels, strict=True)]
     sources = one_source(name, digests)
     return assemble(name, parts, class_names, sources=sources, notes=findings.notes, white=1.0, normalize=AS_THEY_ARE)
 

@@ -9,13 +9,15 @@ import numpy as np
 
 from fedtailor.core.errors import DataError, FedtailorError
 from fedtailor.core.targets import find_target
-from fedtailor.data.dataset import Dataset
+from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.blocks import Block
 from fedtailor.data.own.combine import combine_blocks
+from fedtailor.data.own.duplicate_rows import Rows, report_duplicate_rows
 from fedtailor.data.own.names import safe_name
 from fedtailor.data.own.place import Place, show
 from fedtailor.data.own.report import MAX_SITES, Findings, Site
+from fedtailor.data.own.scale import warn_if_dark
 
 RETURNS = "a Dataset, or a mapping from site to (x, y) or to ((x_train, y_train), (x_test, y_test))"
 
@@ -37,12 +39,13 @@ def read_target(name: str, options: DataOptions, findings: Findings) -> Dataset 
 
     Raises:
         ConfigError: the module cannot be imported, or has no such function.
-        DataError: the function raised an exception, which is chained.
+        DataError: the function raised an exception, which is chained, or ended the program.
     """
     returned = _call(name)
     if isinstance(returned, Dataset):
         findings.sites.extend(_describe(returned))
         findings.notes.extend(returned.notes)
+        _look_at(returned, name, findings)
         return returned
     sites = _sites(returned, name, findings)
     if sites is None:
@@ -75,12 +78,11 @@ def _sites(returned: Any, name: str, findings: Findings) -> dict[str, Any] | Non
 
 def _call(name: str) -> Any:
     """Return what the function returns."""
-    function = find_target(name, what="data", key="data.path")
     try:
-        return function()
+        return find_target(name, what="data", key="data.path")()
     except FedtailorError:
         raise
-    except Exception as error:  # a user's function may raise anything
+    except (Exception, SystemExit) as error:  # a user's function may raise anything, and so may its module
         message = f"the call {name}() raised {type(error).__name__}: {error}"
         raise DataError(f"{message.rstrip('.')}.", key="data.path", allowed=RETURNS, got=name) from error
 
@@ -122,6 +124,16 @@ def _refuse(findings: Findings, name: str, site: str, got: Any) -> None:
 
 def _kind(value: Any) -> str:
     return "nothing (None)" if value is None else type(value).__qualname__
+
+
+def _look_at(dataset: Dataset, name: str, findings: Findings) -> None:
+    """Add what deserves a warning in a data set that is used as it is."""
+    count = len(dataset.y)
+    sites = dataset.domains if dataset.domains is not None else np.zeros(count, dtype=np.int64)
+    is_test = np.arange(count) >= dataset.num_official_train
+    report_duplicate_rows([Rows(name, range(count), dataset.x, dataset.y, sites, is_test)], findings)
+    if dataset.x.ndim == 4 and dataset.white in (255, 65535) and dataset.normalize == Normalization():
+        warn_if_dark(float(dataset.x.max()), dataset.white, findings)
 
 
 def _describe(dataset: Dataset) -> list[Site]:

@@ -30,7 +30,11 @@ class File(NamedTuple):
     """Names of the folders down to it and its own, as the file system has them."""
     size: int
     changed: int
-    """Time of the last change in nanoseconds."""
+    """Time of the last change of its content in nanoseconds."""
+    touched: int
+    """Time of the last change of its content, name or rights in nanoseconds."""
+    number: int
+    """Its own in the file system: files that change places keep theirs."""
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -146,7 +150,7 @@ def _note_file(entry: os.DirEntry[str], parts: tuple[str, ...], tree: Tree, find
         message = f"The folder holds more than {MAX_FILES} files, the most that are read."
         findings.add("error", "too_many_files", "", "", message)
         raise _Enough
-    tree.files.append(File(parts, status.st_size, status.st_mtime_ns))
+    tree.files.append(File(parts, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
 
 
 def _refuse_link(link: Path, folder: Path) -> tuple[str, str] | None:
