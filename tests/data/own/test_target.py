@@ -121,7 +121,7 @@ def test_a_function_that_ends_the_program_is_an_error_that_names_it(read: Reader
 def test_a_module_that_ends_the_program_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "own_script.py").write_text("import sys\n\nsys.exit('usage: own_script.py FILE')\n")
-    with pytest.raises(DataError, match="own_script:load"):
+    with pytest.raises(ConfigError, match="own_script:load"):
         read_target("own_script:load", DataOptions(path="own_script:load"), Findings())
 
 
