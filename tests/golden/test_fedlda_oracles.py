@@ -53,7 +53,7 @@ def upload_of(algorithm, z, y, means, covariance):
 @pytest.mark.parametrize("beta", [0.0, 0.2, 0.5, 1.0])
 def test_centering_by_blended_means_adds_the_distance_of_the_means(beta):
     z, y, means, covariance = blobs()
-    _, given = upload_of(FedLDA(momentum=beta, training=STILL), z, y, means, covariance)
+    _, given = upload_of(FedLDA(momentum=beta, cov_ridge=0.0, training=STILL), z, y, means, covariance)
     constants = fda.Constants(ridge=0.0, offset=0.0)
     local = fda.estimate(z, y, means, constants)
     gaps = [np.outer(a - b, a - b) * (y == c).sum() for c, (a, b) in enumerate(zip(local.means, means))]
@@ -69,7 +69,7 @@ def test_with_momentum_1_the_gaussian_never_changes():
 
 def test_with_momentum_0_moments_are_local():
     z, y, means, covariance = blobs()
-    given = upload_of(FedLDA(momentum=0.0, training=STILL), z, y, means, covariance)
+    given = upload_of(FedLDA(momentum=0.0, cov_ridge=0.0, training=STILL), z, y, means, covariance)
     local = fda.estimate(z, y, means, fda.Constants(ridge=0.0, offset=0.0))
     for one, two in zip(given, local):
         harness.assert_close(one, two)
@@ -177,7 +177,7 @@ def test_features_that_are_always_zero_leave_the_classifier_finite(recorder):
 
     world = harness.federation(change=no_inputs)
     training = Training(lr=0.05, epochs=1, batch_size=5)
-    recorder.run(FedLDA(training=training), world, rounds=60, evaluate_every=0, personalized_every=0)
+    recorder.run(FedLDA(training=training, cov_ridge=0.0), world, rounds=60, evaluate_every=0, personalized_every=0)
     covariance = recorder.visit(60, "personalize", 0).shared.covariance
     assert float(covariance.diagonal().min()) < 1e-10
     assert recorder.reports[-1].events == [] and set(recorder.reports[-1].personal) == {0, 1}

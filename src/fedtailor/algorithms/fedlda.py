@@ -29,7 +29,8 @@ Deviations (the paper released no code; I: inferred, mostly from pFedFDA by the 
 * The model that is evaluated is the server's body and Gaussian with the client's prior (I: eq. 4 uses the server's
   estimates); ``evaluated_body`` = "local" takes the body of the client's own last training, the server's before it.
 * The body starts as the model does (PyTorch's variant of Kaiming's initialization, as pFedFDA).
-* ``cov_ridge`` (0) and ``training.clip_norm`` (none) are for safety; the paper has neither.
+* ``cov_ridge`` (0.01) is added to the diagonal of Sigma_hat (I: the paper has none). Without it Sigma shrinks, the
+  classifier's weights grow and training collapses: on CIFAR-10, 20 clients of 500 samples, by round 20.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class FedLDA(Algorithm[Global, State | tuple[()], Personal]):
     """In the penalty, features are centered by the means of their classes, or by the mean of the mini-batch."""
     prior_smoothing: Annotated[float, Range(gt=0)] = 1e-4
     """Added to every class frequency of the prior."""
-    cov_ridge: Annotated[float, Range(ge=0)] = 0.0
+    cov_ridge: Annotated[float, Range(ge=0)] = 0.01
     """Added to the diagonal of the local covariance."""
     evaluated_body: Literal["global", "local"] = "global"
     """The body of a client's personal model: the server's, or that of its own last training."""
