@@ -21,7 +21,7 @@ MAY_USE = {
     "core": set(),
     "algorithms": {"core"},
     "models": {"core"},
-    "data": {"core"},
+    "data": {"core", "atomic"},
     "engines": {"core"},
     "privacy": {"core"},
     "flower": {"core", "engines"},
@@ -40,13 +40,15 @@ MAY_USE = {
     "terminal_data": {"terminal"},
     "terminal_progress": {"terminal"},
     "shell": {"terminal", "atomic"} | NO_TORCH,
-    "cli_data": {"shell", "config", "data", "terminal", "terminal_data", "atomic"} | NO_TORCH,
+    "cli_options": set(),
+    "cli_data": {"cli_options", "shell", "config", "data", "terminal", "terminal_data", "atomic"} | NO_TORCH,
     "paper_format": NO_TORCH,
     "papers": {"paper_format", "algorithms", "models", "data"} | NO_TORCH,
     "paper_records": {"papers", "atomic"} | NO_TORCH,
     "paper_runs": {"papers", "paper_records", "config", "experiment", "progress"},
     "terminal_experiments": {"terminal"},
     "cli_experiments": {
+        "cli_options",
         "papers",
         "paper_records",
         "paper_runs",
@@ -57,7 +59,7 @@ MAY_USE = {
     }
     | NO_TORCH,
     "cli": {"config", "experiment", "demo", "catalog", "terminal", "terminal_progress", "report", "shell"}
-    | {"cli_data", "cli_experiments"}
+    | {"cli_options", "cli_data", "cli_experiments"}
     | NO_TORCH,
 }
 """Part -> the parts it may import, besides itself."""

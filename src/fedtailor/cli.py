@@ -15,6 +15,7 @@ import typer
 from fedtailor import __version__
 from fedtailor.cli_data import data_app
 from fedtailor.cli_experiments import experiments_app
+from fedtailor.cli_options import DataDir, Debug, Help, Json, show_help
 from fedtailor.core.errors import UsageError
 from fedtailor.shell import guarded, print_json, run_command_line
 
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, errors included.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-DataDir = Annotated[
-    str, typer.Option(help="Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor).")
-]
 Out = Annotated[str, typer.Option(help="Folder to write, new or empty (default: under runs/).")]
 
 
@@ -39,8 +35,7 @@ app.add_typer(experiments_app, name="experiments")
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
-    # typer's own option would import pydantic even for the help of a command
-    help_: Annotated[bool, typer.Option("--help", help="Show this message.")] = False,
+    help_: Help = False,
 ) -> None:
     """Personalized federated learning: one model per client, without moving data.
 
@@ -48,8 +43,8 @@ def _root(
     """
     if version:
         print(f"fedtailor {__version__}")  # noqa: T201  # what was asked for
-    elif (help_ or context.invoked_subcommand is None) and (text := context.get_help()):
-        print(text)  # noqa: T201  # empty where rich has printed it
+    else:
+        show_help(context, help_)
     if version or help_:
         raise typer.Exit
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedtailor.cli_options import DataDir, Debug, Help, Json, show_help
 from fedtailor.core.errors import ConfigError, DataError, UsageError, did_you_mean
 from fedtailor.shell import Interrupted, print_json
 
@@ -22,11 +23,6 @@ data_app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exc
 PLOTS = ("bubbles", "sizes", "corruptions")
 _SIMULATED = 20  # divisions that a plot of sizes is over
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, errors included.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-DataDir = Annotated[
-    str, typer.Option(help="Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor).")
-]
 DatasetName = Annotated[str, typer.Option("--dataset", "-d", help="Data set (see: fedtailor data list).")]
 OwnPath = Annotated[str, typer.Option("--data", help="Own data: a folder or table, or package.module:function.")]
 PartitionText = Annotated[str, typer.Option(help='Who has which examples, such as "dirichlet(alpha=0.5)".')]
@@ -40,12 +36,10 @@ Assignments = Annotated[
 @data_app.callback(invoke_without_command=True, add_help_option=False)
 def _root(
     context: typer.Context,
-    # typer's own option would import pydantic even for the help of a command
-    help_: Annotated[bool, typer.Option("--help", help="Show this message.")] = False,
+    help_: Help = False,
 ) -> None:
     """Data sets: list, fetch, check your own, divide among clients, draw."""
-    if (help_ or context.invoked_subcommand is None) and (text := context.get_help()):
-        print(text)  # noqa: T201  # empty where rich has printed it
+    show_help(context, help_)
     if help_:
         raise typer.Exit
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedtailor.cli_options import DataDir, Debug, Help, Json, show_help
 from fedtailor.core.errors import DataError, FedtailorError, RunError
 from fedtailor.shell import Interrupted, guarded, print_json
 
@@ -15,11 +16,6 @@ if TYPE_CHECKING:
 
 experiments_app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, errors included.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-DataDir = Annotated[
-    str, typer.Option(help="Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor).")
-]
 Results = Annotated[str, typer.Option(help="Folder of the records (default: experiments/results).")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the run.")]
 PaperName = Annotated[str, typer.Argument(help="Paper (see: fedtailor experiments list).")]
@@ -29,12 +25,10 @@ TableName = Annotated[str, typer.Argument(help="Table (see: fedtailor experiment
 @experiments_app.callback(invoke_without_command=True, add_help_option=False)
 def _root(
     context: typer.Context,
-    # typer's own option would import pydantic even for the help of a command
-    help_: Annotated[bool, typer.Option("--help", help="Show this message.")] = False,
+    help_: Help = False,
 ) -> None:
     """Experiments of the papers: list their tables, show a configuration, run, compare."""
-    if (help_ or context.invoked_subcommand is None) and (text := context.get_help()):
-        print(text)  # noqa: T201  # empty where rich has printed it
+    show_help(context, help_)
     if help_:
         raise typer.Exit
 

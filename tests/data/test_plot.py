@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import os
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -17,8 +18,8 @@ from PIL import Image
 
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.data.corruptions import CORRUPTIONS
-from fedtailor.data.dataset import Annotations, Dataset
-from fedtailor.data.plot import bubbles, contact_sheet, corruption_sheet, count_classes, save, simulate_sizes, sizes
+from fedtailor.data.dataset import Dataset
+from fedtailor.data.plot import bubbles, contact_sheet, corruption_sheet, count_classes, save, sizes
 from fedtailor.data.plot.bubbles import _radius, _round_numbers
 from fedtailor.data.plot.sizes import bins
 from fedtailor.data.plot.style import LONGEST_NAME, labels
@@ -93,15 +94,6 @@ def test_labels_are_short_and_all_different() -> None:
     shown = labels(["a", "a", "a (2)", "b" * 100, "b" * 101, "\n"])
     assert len(set(shown)) == 6 and shown[:2] == ["a", "a (2)"]
     assert shown[3] == "b" * (LONGEST_NAME - 1) + "…" and shown[5] == r"\x0a"
-
-
-def test_sizes_over_seeds() -> None:
-    class Halves:
-        def divide(self, annotations: Annotations, *, clients: int, seed: int) -> list[np.ndarray]:
-            return np.split(np.arange(len(annotations.labels)), [seed, *range(seed + 1, seed + clients - 1)])
-
-    found = simulate_sizes(Halves(), Annotations(np.zeros(20, int)), 3, range(1, 5))  # type: ignore[arg-type]
-    assert found.tolist() == [[1, 1, 18], [2, 1, 17], [3, 1, 16], [4, 1, 15]]
 
 
 def test_histograms_share_bins_and_each_sums_to_one() -> None:
@@ -263,7 +255,7 @@ def test_files_appear_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     path = tmp_path / "picture.svg"
     path.write_text("before")
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        patched.setattr(os, "fsync", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(RunError, match="No space left"):
             save(picture, path)
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]

@@ -90,10 +90,10 @@ def to_values(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
     Args:
         stored: (..., channels, height, width), channels last in memory, or anything of fewer axes than four.
-        scale: white, mean and deviation, (3, channels or 1).
+        scale: white, mean and deviation, (3, channels or 1), or ``UNSCALED``.
         dtype: of the result.
     """
-    if stored.dim() < 4:
+    if stored.dim() < 4 or scale.shape[1] == 0:
         return stored
     images = stored.movedim(-3, -1)
     repeats = images.shape[-3] * images.shape[-2] if scale.shape[1] > 1 else 1

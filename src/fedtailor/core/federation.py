@@ -13,8 +13,8 @@ from fedtailor.core.noise import row_words
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Task
 
-UNSCALED = torch.tensor([[1.0], [0.0], [1.0]])
-"""The scale that changes nothing."""
+UNSCALED = torch.empty(3, 0)
+"""The scale of a table whose values are used as they are: known by its shape, so that no batch pays for it."""
 
 
 class ExampleSet(NamedTuple):
@@ -29,7 +29,7 @@ class ExampleSet(NamedTuple):
     y: Tensor  # (rows,)
     rows: Tensor  # (n,)
     weight: Tensor  # (n,)
-    scale: Tensor = UNSCALED  # (3, channels or 1): white, mean, deviation
+    scale: Tensor = UNSCALED  # (3, channels or 1): white, mean, deviation; (3, 0): none
 
     def labels(self) -> Tensor:
         """Return the labels (n,)."""

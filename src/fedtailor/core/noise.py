@@ -74,7 +74,7 @@ def _box_muller(raw: np.ndarray) -> Tensor:
     radius = torch.from_numpy(np.sqrt(-2.0 * np.log(first)))
     angle = torch.from_numpy(2.0 * np.pi * np.ascontiguousarray(pairs[:, 1]))
     result = torch.empty(pairs.shape, dtype=torch.float64)
-    torch.mul(radius, torch.cos(angle), out=result[:, 0])  # torch's sine and cosine are three times as fast as numpy's
+    torch.mul(radius, torch.cos(angle), out=result[:, 0])
     torch.mul(radius, torch.sin(angle), out=result[:, 1])
     return result.view(-1)
 

@@ -3,6 +3,6 @@
 from fedtailor.data.plot.bubbles import bubbles, count_classes
 from fedtailor.data.plot.contact import contact_sheet, corruption_sheet
 from fedtailor.data.plot.save import save
-from fedtailor.data.plot.sizes import simulate_sizes, sizes
+from fedtailor.data.plot.sizes import sizes
 
-__all__ = ["bubbles", "contact_sheet", "corruption_sheet", "count_classes", "save", "simulate_sizes", "sizes"]
+__all__ = ["bubbles", "contact_sheet", "corruption_sheet", "count_classes", "save", "sizes"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import html
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtailor.core.errors import ConfigError, RunError, did_you_mean
+from fedtailor.atomic import write_whole
+from fedtailor.core.errors import ConfigError, did_you_mean
 from fedtailor.data.plot.style import Picture
 
 _PAGE = """<!DOCTYPE html>
@@ -53,7 +53,7 @@ def save(chart: Picture, path: Path) -> None:
             allowed=allowed,
             got=ending,
         )
-    _write(path, _WRITERS[ending](chart.to_dict()))
+    write_whole(path, _WRITERS[ending](chart.to_dict()))
 
 
 def _to_html(specification: Mapping[str, Any]) -> bytes:
@@ -80,14 +80,3 @@ def _to_svg(specification: Mapping[str, Any]) -> bytes:
 
 
 _WRITERS: Mapping[str, Callable[[Mapping[str, Any]], bytes]] = {".html": _to_html, ".png": _to_png, ".svg": _to_svg}
-
-
-def _write(path: Path, raw: bytes) -> None:
-    """Write under a temporary name in the same folder, then rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(raw)
-        os.replace(temporary, path)
-    except OSError as reason:
-        temporary.unlink(missing_ok=True)
-        raise RunError(f"cannot write '{path}': {reason.strerror or reason}.", path=str(path)) from reason

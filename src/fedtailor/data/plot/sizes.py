@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import altair as alt
 import numpy as np
 
 from fedtailor.data.plot.style import HUE, INK, Picture, clean, finish, inline
 
-if TYPE_CHECKING:
-    from fedtailor.data.dataset import Annotations
-    from fedtailor.data.partitions.base import Partition
-
 _MOST_BINS = 80
 _WIDTH = 520
 _HEIGHT = 90
-
-
-def simulate_sizes(partition: Partition, annotations: Annotations, clients: int, seeds: Iterable[int]) -> np.ndarray:
-    """Divide the data once per seed, and return the clients' sizes (seeds, clients).
-
-    Raises:
-        DataError: the partition cannot be met.
-    """
-    divided = (partition.divide(annotations, clients=clients, seed=seed) for seed in seeds)
-    return np.array([[len(part) for part in parts] for parts in divided])
 
 
 def sizes(samples: Mapping[str, np.ndarray], *, title: str = "Local training-set sizes") -> Picture:
