@@ -29,9 +29,10 @@ import torch
 from fedtailor.algorithms import TABLE, load_algorithm
 from fedtailor.core import local, noise
 from fedtailor.core.engine import Failure, Job
-from fedtailor.core.federate import Protocol, federate
+from fedtailor.core.federate import federate
 from fedtailor.core.federation import Federation, Split
 from fedtailor.core.programs import Common, make_row, personalize_program, train_program
+from fedtailor.core.protocol import Protocol
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
 from fedtailor.engines.reference import Reference

@@ -181,10 +181,14 @@ def test_protocols():
     cell = papers.expand(paper("pfedfda"), "1", "cifar10_s_25", "local", seed=3)
     config = make_config(cell.values)
     assert config.seeds == (3,) and config.training.drop_last and config.data.fraction == 0.25
-    assert cell.values["algorithm"] == {"name": "local", "train": "cohort"}
+    assert config.algorithm.name == "local" and config.federation.train == "cohort"
     vem = papers.expand(paper("pfedvem"), "1", "cifar100_50", "pfedvem")
     config = make_config(vem.values)
     assert (config.data.seed, config.federation.min_clients, config.data.test) == ("run", 2, "by_subclass")
+    others = [
+        make_config(papers.expand(paper("pfedvem"), "1", "cifar100_50", name).values) for name in ("fedrep", "ifca")
+    ]
+    assert [config.federation.train, *(one.federation.train for one in others)] == ["auto", "all", "auto"]
     assert config.algorithm.options["head_steps"] == 20 and not config.federation.full_last_round
     assert [(each.name, each.score.point) for each in vem.readings] == [("PM", "local"), ("GM", "global_complete")]
     new = papers.expand(paper("pfedfda"), "4", "cifar10_new_clients", "fedavg")

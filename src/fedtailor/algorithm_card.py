@@ -44,7 +44,7 @@ def describe_algorithm(name: str, entry: Entry, task: Task) -> dict[str, Any]:
         "judged_at": algorithm.headline,
         "adaptation": algorithm.adaptation,
         "onboarding": algorithm.onboarding,
-        "who_trains": algorithm.who_trains,
+        "who_trains": algorithm.trains,
         "presets": sorted(cls.presets),
         "options": {
             field.name: getattr(algorithm, field.name) for field in dataclasses.fields(cls) if field.name != "training"

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tomli_w
 
@@ -70,6 +70,8 @@ class FederationOptions:
     """A smaller cohort is drawn again."""
     full_last_round: bool = True
     """Whether everybody takes part in the last round."""
+    train: Literal["auto", "cohort", "all"] = "auto"
+    """Who trains: the cohort, or all clients in every round while the cohort uploads; auto: as the method does."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="federation")

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import fedtailor.core.federate as rounds
 from fedtailor import records, summary
 from fedtailor.algorithms import load_algorithm
 from fedtailor.atomic import safe_name
@@ -17,11 +16,12 @@ from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine
 from fedtailor.core.errors import unknown_name
-from fedtailor.core.federate import federate
+from fedtailor.core.federate import check_tasks, federate
 from fedtailor.core.federation import Federation
 from fedtailor.core.metrics import per_client
 from fedtailor.core.participation import parse_participation
 from fedtailor.core.per_example import holds_examples
+from fedtailor.core.protocol import Protocol
 from fedtailor.core.report import RoundReport
 from fedtailor.core.task import Task, Training
 from fedtailor.data.build import DividedData, build, split_record
@@ -43,7 +43,7 @@ class Parts(NamedTuple):
     algorithm: Algorithm[Any, Any, Any]
     federation: Federation
     engine: Engine
-    protocol: rounds.Protocol
+    protocol: Protocol
     divided: DividedData
     notes: list[str]
 
@@ -114,11 +114,12 @@ def assemble(config: Config, seed: int, *, dataset: Dataset | None = None, progr
     """
     algorithm = make_algorithm(config)
     section = config.federation
-    protocol = rounds.Protocol(
+    protocol = Protocol(
         rounds=section.rounds,
         participation=parse_participation(
             section.participation, min_clients=section.min_clients, full_last_round=section.full_last_round
         ),
+        train=section.train,
         evaluate_every=config.evaluation.every,
         personalized_every=config.evaluation.personalized_every,
     )
@@ -132,7 +133,7 @@ def assemble(config: Config, seed: int, *, dataset: Dataset | None = None, progr
     federation = to_federation(divided, Task(model, num_classes, shape))
     federation = _with_other_models(federation, config.model.others)
     refuse_untrainable(config, federation)
-    rounds.check_tasks(algorithm, federation)
+    check_tasks(algorithm, federation)
     refuse_impossible_moves(algorithm.training, shape)
     resolved = dataclasses.replace(
         config,
@@ -141,6 +142,7 @@ def assemble(config: Config, seed: int, *, dataset: Dataset | None = None, progr
         model=dataclasses.replace(config.model, name=model_name),
         algorithm=_resolved(config.algorithm, algorithm),
         training=algorithm.training,
+        federation=dataclasses.replace(section, train="all" if protocol.everybody_trains(algorithm) else "cohort"),
         engine=dataclasses.replace(config.engine, name=cast(Any, engine.name)),
     )
     warning = type(algorithm).preset_warnings.get(config.algorithm.preset)
@@ -220,7 +222,7 @@ def _run_rounds(parts: Parts, folder: records.RunFolder, progress: Progress) -> 
         progress.round(record)
         history.append(record)
         events.append(report.events)
-        took_part |= summary.trained_clients(report, federation, parts.algorithm.who_trains)
+        took_part.update(report.trained)
         _write_models(parts, folder, report, took_part)
     metrics, new_clients = summary.final_metrics(history[-1])
     sites = summary.site_scores(report, federation) if parts.divided.division.client_names else {}

@@ -123,13 +123,6 @@ def event_sentences(report: RoundReport) -> list[str]:
     return sentences
 
 
-def trained_clients(report: RoundReport, federation: Federation, who_trains: str) -> set[int]:
-    """Return the clients that trained in a round, without those whose work was left out."""
-    able = {client for client in federation.known if len(federation.splits[client].train) > 0}
-    trained = able if who_trains == "all" else set(report.cohort)
-    return trained - {event["client"] for event in report.events if event["kind"] == "quarantine"}
-
-
 def average(results: Sequence[Record]) -> Record:
     """Return the mean of results over seeds: every figure, with ``sem`` beside the figures of a metric.
 

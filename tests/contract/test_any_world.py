@@ -49,16 +49,14 @@ VARIANTS = {
     "ifca": [{"clusters": 1}, {"clusters": 4}],
     "knn_per": [{"neighbors": 1, "mixing": 1.0}, {"neighbors": 3, "kernel_scale": 0.1}],
     "lg_fedavg": [{"shared_layers": 2}],
-    "local": [{"train": "cohort"}],
     "moon": [{"penalty": 5.0, "temperature": 0.1}],
     "perfedavg": [{"variant": "first_order", "adapt_steps": 3}, {"inner_lr": 0.1}],
-    "pfedbayes": [{"draws": 2, "train_all": True, "mixing": 0.5}],
+    "pfedbayes": [{"draws": 2, "mixing": 0.5}],
     "pfedfda": [{"beta": "multi"}, {"beta": "none"}, {"evaluate_drop_last": True}],
     "pfedvem": [
         {"confidence": "uncertainty"},
         {"confidence": "deviation", "head_lr": 1e-5},
         {"prediction_draws": 3, "evaluated_body": "global"},
-        {"train_all": False},
         {"onboard_body": True, "onboard_rounds": 2},
     ],
 }
@@ -79,6 +77,7 @@ def test_any_world(algorithm, data):
     world = federation(perceptron(), data.draw(sizes), data.draw(st.lists(st.sampled_from([0, 1, 5]), max_size=2)))
     engine = Padded(Batched(data.draw(st.sampled_from([1, 2, 32]))))
     plan, seed = data.draw(plans), data.draw(st.integers(0, 9))
-    runs = [run(one, how, world, participation=plan, seed=seed) for how in (Reference(), engine)]
+    train = data.draw(st.sampled_from(["auto", "all", "cohort"]))
+    runs = [run(one, how, world, participation=plan, seed=seed, train=train) for how in (Reference(), engine)]
     assert_close_runs(*runs, tolerance=1e-11)
     assert [report.events for report in runs[0].reports] == [report.events for report in runs[1].reports]

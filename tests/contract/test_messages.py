@@ -145,7 +145,7 @@ def test_broadcast_is_a_tree_and_pure(algorithm, model):
 @pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=list(ALGORITHMS))
 def test_says_what_it_is(cls):
     one = cls()
-    assert isinstance(one, Algorithm) and one.who_trains in ("cohort", "all")
+    assert isinstance(one, Algorithm) and one.trains in ("cohort", "all")
     assert not any("; " in words or "new client" in words for words in (one.adaptation, one.onboarding))
     assert one.onboarding == "none" or cls.onboard is not Algorithm.onboard
     assert "reference" in cls.presets and cls() == cls.from_preset("reference") and hash(one) == hash(cls())

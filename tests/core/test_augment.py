@@ -10,10 +10,11 @@ import worlds
 from both_ways import both_ways, examples, key_of
 from fedtailor.core.augment import Moving, moving
 from fedtailor.core.batches import Amount, gather, plan_batches, take
-from fedtailor.core.federate import Protocol, federate
+from fedtailor.core.federate import federate
 from fedtailor.core.federation import UNSCALED, Federation
 from fedtailor.core.local import classification_loss, train
 from fedtailor.core.participation import parse_participation
+from fedtailor.core.protocol import Protocol
 from fedtailor.core.rng import new_key, plain
 from fedtailor.core.task import Training
 from fedtailor.engines import EngineOptions, build_engine

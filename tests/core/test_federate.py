@@ -12,12 +12,12 @@ from fedtailor.algorithms.fedpac import FedPAC
 from fedtailor.algorithms.fedproto import FedProto
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.algorithms.local import Local
-from fedtailor.contract.runs import Recording, assert_same_bits, run
-from fedtailor.core import federate as federate_module
-from fedtailor.core import tree
+from fedtailor.contract.runs import Recording, assert_same_bits, assert_same_runs, run
+from fedtailor.core import evaluation, tree
 from fedtailor.core.errors import ConfigError, RunError
-from fedtailor.core.federate import Protocol, federate
+from fedtailor.core.federate import federate
 from fedtailor.core.participation import Participation
+from fedtailor.core.protocol import Protocol
 from fedtailor.core.report import Evaluation
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
@@ -59,7 +59,7 @@ def test_after_the_last_round_only(world):
 
 @pytest.mark.parametrize("engine", [Reference(), Batched()])
 def test_the_global_model_is_scored_once_on_the_complete_test_part(world, engine, monkeypatch):
-    monkeypatch.setattr(federate_module, "_COMPLETE_CHUNK", 7)
+    monkeypatch.setattr(evaluation, "_COMPLETE_CHUNK", 7)
     complete = torch.cat([split.test for split in world.splits])
     world = replace(world, complete=complete)
     protocol = Protocol(rounds=1, evaluate_every=1)
@@ -83,9 +83,9 @@ def test_evaluations_say_what_they_are_of(world):
     assert found["local", "known"].adaptation == "local training of the round"
     assert found["personalized", "known"].adaptation == "none"
     assert found["personalized", "new"].adaptation == "10 epochs of the head"
-    for evaluation in found.values():
-        assert isinstance(evaluation, Evaluation) and evaluation.test_set == "clients"
-        assert len(evaluation.ids) == len(evaluation.scores)
+    for one in found.values():
+        assert isinstance(one, Evaluation) and one.test_set == "clients"
+        assert len(one.ids) == len(one.scores)
     assert all(score.class_total.sum() == 5 for e in found.values() for score in e.scores)
 
 
@@ -106,14 +106,18 @@ def test_only_the_cohort_trains(world):
     assert record.reports[0].bytes_up * 3 == record.reports[2].bytes_up
 
 
-def test_everybody_trains_where_the_algorithm_says_so(world):
+@pytest.mark.parametrize(("algorithm", "usual"), [(Local, "all"), (FedRep, "cohort")])
+def test_who_trains_is_up_to_the_algorithm_unless_the_protocol_says(world, algorithm, usual):
     """Clients outside the cohort train too, and keep their state; only the cohort uploads."""
     plan = Planned(cohorts={1: [2, 4], 2: [3]})
-    protocol = Protocol(rounds=2, participation=plan)
-    always, sometimes = (
-        list(federate(Local(training=TRAINING, train=train), world, Reference(), protocol, seed=1))
-        for train in ("all", "cohort")
+    always, sometimes, auto = (
+        run(algorithm(training=TRAINING), Reference(), world, participation=plan, train=train)
+        for train in ("all", "cohort", "auto")
     )
+    assert_same_runs(auto, {"all": always, "cohort": sometimes}[usual])
+    always, sometimes = always.reports, sometimes.reports
+    assert [report.trained for report in always] == [ABLE, ABLE]
+    assert [report.trained for report in sometimes] == [[2, 4], [3]]
     assert [sorted(report.metrics["steps"]) for report in always] == [ABLE, ABLE]
     assert [sorted(report.metrics["steps"]) for report in sometimes] == [[2, 4], [3]]
     assert [report.cohort for report in always] == [[2, 4], [3]]
@@ -149,19 +153,20 @@ def test_a_round_without_able_clients_changes_nothing(world):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "rounds"),
+    ("algorithm", "train", "rounds"),
     [
-        (Local(training=TRAINING), 4),
-        (Local(training=TRAINING, train="cohort"), 3),
-        (FedProto(training=TRAINING), 3),
-        (FedBN(training=TRAINING), 3),
+        (Local(training=TRAINING), "auto", 4),
+        (Local(training=TRAINING), "cohort", 3),
+        (FedProto(training=TRAINING), "auto", 3),
+        (FedProto(training=TRAINING), "all", 4),
+        (FedBN(training=TRAINING), "auto", 3),
     ],
 )
-def test_new_clients_train_as_many_rounds_as_others_did(float64, algorithm, rounds):
+def test_new_clients_train_as_many_rounds_as_others_did(float64, algorithm, train, rounds):
     """Others are those who can train; where all do in every round, one without a cohort counts too."""
     world = federation(module() if isinstance(algorithm, FedBN) else perceptron())
     plan = Planned(cohorts={2: [5]})
-    record = run(algorithm, Reference(), world, rounds=4, participation=plan)
+    record = run(algorithm, Reference(), world, rounds=4, participation=plan, train=train)
     assert int(record.of("personalize")[4, 7][1]["steps"]) == rounds * 2  # batches of 5 of 7 examples
     assert record.of("personalize")[4, 8][1]["steps"] == 0
 
@@ -184,7 +189,7 @@ def test_cohorts_that_algorithms_see(world, monkeypatch):
     protocol = Protocol(rounds=2, participation=plan, evaluate_every=0)
     list(federate(FedAvg(training=TRAINING), world, Reference(), protocol, seed=1))
     found = [(name, cohort.ids.tolist(), cohort.round) for name, cohort in seen]
-    assert all(cohort.able == len(ABLE) and cohort.share == len(cohort.ids) / 6 for _, cohort in seen)
+    assert [cohort.rounds_trained for _, cohort in seen] == [0.0, *[2 / 6] * 4]
     assert [cohort.new for _, cohort in seen] == [False] * 4 + [True]
     assert found[0][0] == "broadcast" and sorted(found[0][1]) == [2, 4]
     assert found[1:] == [
@@ -208,7 +213,8 @@ def test_a_client_does_not_depend_on_who_else_takes_part(world):
 
 def test_a_client_may_start_late(world):
     """Its first state is the same whenever its first round is."""
-    record = run(Local(training=TRAINING, train="cohort"), Reference(), world, participation=Planned(cohorts={1: [2]}))
+    plan = Planned(cohorts={1: [2]})
+    record = run(Local(training=TRAINING), Reference(), world, participation=plan, train="cohort")
     assert (1, 4) not in record.of("train")
     before = record.of("personalize")[1, 4][0]
     assert_same_bits(before, initial_model(world))

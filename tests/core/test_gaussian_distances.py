@@ -8,7 +8,8 @@ from scipy.stats import multivariate_normal
 import worlds
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core import gaussian
-from fedtailor.core.federate import Protocol, federate
+from fedtailor.core.federate import federate
+from fedtailor.core.protocol import Protocol
 from fedtailor.core.task import Training
 from fedtailor.engines.reference import Reference
 

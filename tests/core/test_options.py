@@ -7,8 +7,8 @@ import pytest
 
 from fedtailor.algorithms import TABLE, load_algorithm
 from fedtailor.core.errors import ConfigError, did_you_mean
-from fedtailor.core.federate import Protocol
 from fedtailor.core.options import Range, build, check_options, check_value
+from fedtailor.core.protocol import Protocol
 from fedtailor.core.task import Training
 from fedtailor.engines import EngineOptions
 

@@ -10,9 +10,10 @@ from fedtailor.algorithms.fedpac import FedPAC
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.contract.runs import assert_same_bits, run
 from fedtailor.core import tree
-from fedtailor.core.errors import ClientError
-from fedtailor.core.federate import Protocol, federate
+from fedtailor.core.errors import ClientError, RunError
+from fedtailor.core.federate import federate
 from fedtailor.core.message import Each, Mean
+from fedtailor.core.protocol import Protocol
 from fedtailor.core.task import Training
 from fedtailor.engines.batched import Batched
 from fedtailor.engines.reference import Reference
@@ -199,6 +200,28 @@ def test_a_round_of_bad_uploads_leaves_everything_as_it_was(world):
     assert_same_bits({str(c): p for c, p in before.items()}, {str(c): p for c, p in after.items()})
     onboarding = 10 * 2  # epochs of the head of the new client with 7 examples
     assert (broken.reports[1].bytes_up, broken.reports[1].steps) == (0, onboarding)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivergesForGood(FedRep):
+    until: int = 99
+
+    def local_update(self, task, download, state, data, key):
+        update = super().local_update(task, download, state, data, key)
+        return spoiled(update, "nan upload", (key.round >= ROUND) & (key.round <= self.until))
+
+
+def test_a_run_that_fails_for_everybody_from_some_round_on_stops(world):
+    """Three rounds on end at least, until every client was in one of them."""
+    for cohorts, last in [({}, 4), ({2: [0, 1], 3: [0, 1], 4: [2], 5: [3, 4], 6: [6]}, 6)]:
+        protocol = Protocol(rounds=7, participation=Planned(cohorts=cohorts))
+        with pytest.raises(RunError, match=f"round {last}: the work of none of the 6 clients can be used; client"):
+            list(federate(DivergesForGood(training=TRAINING), world, Reference(), protocol, seed=1))
+
+
+def test_a_run_goes_on_after_two_rounds_that_failed_for_everybody(world):
+    rounds = federate(DivergesForGood(training=TRAINING, until=3), world, Reference(), Protocol(rounds=5), seed=1)
+    assert [len(report.trained) for report in rounds] == [6, 0, 0, 6, 6]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,9 @@ import torch
 
 from fedtailor.core import interpolation, local
 from fedtailor.core.engine import Failure
-from fedtailor.core.federate import Protocol, federate
+from fedtailor.core.federate import federate
 from fedtailor.core.federation import ExampleSet, Federation, Split
+from fedtailor.core.protocol import Protocol
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task
 from fedtailor.engines.reference import Reference

@@ -10,7 +10,8 @@ from torch import nn
 from fedtailor.algorithms.fedproto import FedProto, Personal, Prototypes
 from fedtailor.algorithms.local import Local
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.federate import Protocol, federate
+from fedtailor.core.federate import federate
+from fedtailor.core.protocol import Protocol
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
 from fedtailor.engines.batched import Batched

@@ -13,8 +13,9 @@ from fedtailor.algorithms.ifca import IFCA, choose
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.federate import Protocol, federate
+from fedtailor.core.federate import federate
 from fedtailor.core.message import Mean, reduce_field
+from fedtailor.core.protocol import Protocol
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
 from fedtailor.engines.reference import Reference

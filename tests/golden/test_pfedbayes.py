@@ -171,16 +171,16 @@ def test_a_new_client_trains_q_alone_from_p(recorder):
     harness.assert_close(visit.output[0], {name: q[name, 0] for name in ALL}, TOLERANCE)
 
 
-@pytest.mark.parametrize("train_all", [True, False])
-def test_who_trains_and_where_a_client_starts(recorder, train_all):
+@pytest.mark.parametrize("train", ["all", "cohort"])
+def test_who_trains_and_where_a_client_starts(recorder, train):
     """Clients of later cohorts start from the p of that round; one that never trained predicts with the global mean."""
     world = harness.federation((*harness.LABELS, [0, 2, 2, 1]))
-    algorithm = PFedBayes(training=TRAINING, train_all=train_all, **FAST)
-    recorder.run(algorithm, world, rounds=2, participation=Planned(cohorts={1: [0], 2: [1]}))
+    algorithm = PFedBayes(training=TRAINING, **FAST)
+    recorder.run(algorithm, world, rounds=2, participation=Planned(cohorts={1: [0], 2: [1]}), train=train)
     trained = {(round, client) for round, program, client in recorder.visits if program == "train"}
     every = {(round, client) for round in (1, 2) for client in (0, 1, 2)}
-    assert trained == (every if train_all else {(1, 0), (2, 1)})
-    if train_all:
+    assert trained == (every if train == "all" else {(1, 0), (2, 1)})
+    if train == "all":
         return
     visit = recorder.visit(2, "train", 1)
     p = {(name, i): part[name].numpy() for name in ALL for i, part in enumerate(visit.shared)}

@@ -49,14 +49,14 @@ def first_posterior(w, scale):
     return vem.Posterior(w, raw)
 
 
-def assert_run(recorder, world, algorithm, cohorts, *, rounds=2):
+def assert_run(recorder, world, algorithm, cohorts, *, rounds=2, everybody=True):
     """Compare every update, aggregate and evaluation; return the confidences by (round, client)."""
     shared = recorder.visit(1, "train", 0).shared
     body, w = harness.arrays(shared.body), head_of(shared.head)
     clients = [client for client in world.known if len(world.splits[client].train)]
     posteriors, bodies, taus = {}, {}, {}
     for round in range(1, rounds + 1):
-        trained = clients if algorithm.train_all else cohorts[round]
+        trained = clients if everybody else cohorts[round]
         for client in trained:
             visit = recorder.visit(round, "train", client)
             before = posteriors.get(client)
@@ -146,13 +146,13 @@ def test_two_rounds(recorder, options):
     assert taus[2, 0] != taus[2, 1], "the world no longer shows different confidences"
 
 
-@pytest.mark.parametrize("train_all", [True, False])
-def test_all_clients_train_and_the_cohort_uploads(recorder, train_all):
+@pytest.mark.parametrize("train", ["auto", "cohort"])
+def test_all_clients_train_and_the_cohort_uploads(recorder, train):
     world = harness.federation(THREE)
     cohorts = {1: [0, 1], 2: [1, 2], 3: [0, 2]}
-    algorithm = PFedVEM(training=TRAINING, train_all=train_all)
-    recorder.run(algorithm, world, rounds=3, participation=Planned(cohorts=cohorts))
-    assert_run(recorder, world, algorithm, cohorts, rounds=3)
+    algorithm = PFedVEM(training=TRAINING)
+    recorder.run(algorithm, world, rounds=3, participation=Planned(cohorts=cohorts), train=train)
+    assert_run(recorder, world, algorithm, cohorts, rounds=3, everybody=train == "auto")
 
 
 @pytest.mark.parametrize("labels", [[2], [1, 1, 1, 1, 1, 1], [0, 2], [1, 2, 0]])

@@ -39,15 +39,15 @@ from fedtailor.core.task import ALL, Params, Task
 from fedtailor.core.tuning import train_rounds
 
 
-class Global(NamedTuple):
-    """Server state: all layers but those of normalization, and the rounds that a client trained on average, ()."""
+class Shared(NamedTuple):
+    """What clients receive: layers but those of normalization, and the rounds that a client trained on average, ()."""
 
     model: Params
     rounds: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedBN(Algorithm[Global, Params, Params]):
+class FedBN(Algorithm[Params, Params, Params]):
     """Federated averaging with personal normalization layers."""
 
     onboarding = "as many rounds of the normalization layers as the others trained"
@@ -62,9 +62,13 @@ class FedBN(Algorithm[Global, Params, Params]):
         rounds = Field(kind="counts", shapes=(), reduction="none")
         return {"model": Field(kind="model", shapes=shapes), "rounds": rounds}
 
-    def init_server(self, task: Task, key: Key) -> Global:
+    def init_server(self, task: Task, key: Key) -> Params:
         """Start from the common initialization."""
-        return Global(self._split(task, task.model.init(key.common("model")))[1], torch.zeros(()))
+        return self._split(task, task.model.init(key.common("model")))[1]
+
+    def broadcast(self, server: Params, cohort: Cohort) -> Shared:
+        """Send the layers, and for new clients how long the others trained."""
+        return Shared(server, torch.tensor(cohort.rounds_trained))
 
     def init_client(self, task: Task, info: ClientInfo, key: Key) -> Params:
         """Start from the common initialization."""
@@ -79,20 +83,20 @@ class FedBN(Algorithm[Global, Params, Params]):
         upload = {"model": Mean(shared, data.info.num_train)}
         return ClientUpdate(norm, upload, personal=trained.params, metrics=metrics)
 
-    def aggregate(self, server: Global, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Global, tuple[()]]:
-        """Average the layers that were sent, and count the round."""
-        return Global(received["model"].or_else(server.model), server.rounds + cohort.share), ()
+    def aggregate(self, server: Params, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Params, tuple[()]]:
+        """Average the layers that were sent."""
+        return received["model"].or_else(server), ()
 
-    def global_model(self, task: Task, server: Global) -> Params | None:
+    def global_model(self, task: Task, server: Params) -> Params | None:
         """Return the global model where no layer is personal."""
-        return None if task.model.norm else server.model
+        return None if task.model.norm else server
 
     def onboard(self, task: Task, download: Download, info: ClientInfo, data: ClientData, key: Key) -> Onboarded:
         """Fit normalization layers to the client's data, everything else frozen."""
         norm = self.init_client(task, info, key)
         if not norm:
             return Onboarded(norm, 0)
-        shared: Global = download.shared
+        shared: Shared = download.shared
         trained = train_rounds(
             task,
             classification_loss,

@@ -53,8 +53,8 @@ class Prototypes(NamedTuple):
     known: Tensor
 
 
-class Global(NamedTuple):
-    """Server state: prototypes, and the rounds that a client trained on average, ()."""
+class Shared(NamedTuple):
+    """What clients receive: prototypes, and the rounds that a client trained on average, ()."""
 
     prototypes: Prototypes
     rounds: Tensor
@@ -78,7 +78,7 @@ def aligned_loss(
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProto(Algorithm[Global, Params, Personal]):
+class FedProto(Algorithm[Prototypes, Params, Personal]):
     """Federated prototype learning."""
 
     onboarding = "as many rounds of all layers as the others trained"
@@ -100,10 +100,13 @@ class FedProto(Algorithm[Global, Params, Personal]):
         known, rounds = (Field(kind="counts", shapes=numbers, reduction="none") for numbers in (shape[:1], ()))
         return {"prototypes": prototypes, "known": known, "rounds": rounds}
 
-    def init_server(self, task: Task, key: Key) -> Global:
+    def init_server(self, task: Task, key: Key) -> Prototypes:
         """Start without prototypes."""
-        means = torch.zeros(task.num_classes, task.model.feature_dim)
-        return Global(Prototypes(means, torch.zeros(task.num_classes)), torch.zeros(()))
+        return Prototypes(torch.zeros(task.num_classes, task.model.feature_dim), torch.zeros(task.num_classes))
+
+    def broadcast(self, server: Prototypes, cohort: Cohort) -> Shared:
+        """Send the prototypes, and for new clients how long the others trained."""
+        return Shared(server, torch.tensor(cohort.rounds_trained))
 
     def init_client(self, task: Task, info: ClientInfo, key: Key) -> Params:
         """Start from the common initialization of the client's own architecture."""
@@ -123,11 +126,13 @@ class FedProto(Algorithm[Global, Params, Personal]):
         metrics = {"steps": trained.steps, "loss": trained.loss}
         return ClientUpdate(trained.params, upload, personal=Personal(trained.params, after), metrics=metrics)
 
-    def aggregate(self, server: Global, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Global, tuple[()]]:
-        """Replace the prototypes of classes that somebody sent, and count the round."""
-        old, new = server.prototypes, received["prototypes"]
-        known = torch.maximum(old.known, (new.total_weight > 0).to(old.known.dtype))
-        return Global(Prototypes(new.or_else(old.means), known), server.rounds + cohort.share), ()
+    def aggregate(
+        self, server: Prototypes, received: Mapping[str, Reduced], cohort: Cohort
+    ) -> tuple[Prototypes, tuple[()]]:
+        """Replace the prototypes of classes that somebody sent."""
+        new = received["prototypes"]
+        known = torch.maximum(server.known, (new.total_weight > 0).to(server.known.dtype))
+        return Prototypes(new.or_else(server.means), known), ()
 
     def onboard(self, task: Task, download: Download, info: ClientInfo, data: ClientData, key: Key) -> Onboarded:
         """Train from the common initialization for the same budget as the others."""

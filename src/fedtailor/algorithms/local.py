@@ -2,16 +2,16 @@
 
 Messages: none, in either direction, while clients train; a new one is told only how many rounds the others trained.
 
-Deviations: trains in every round by default; the experiments of pFedFDA train it only in the rounds in which
-the client is drawn (``train = "cohort"``). The number of gradient steps differs accordingly and is recorded. A client
-that never took part trains as much as the others on average, in one phase (momentum does not start anew each round).
+Deviations: trains in every round; the experiments of pFedFDA train it only in the rounds in which the client is drawn
+(``federation.train`` = "cohort"). The number of gradient steps differs accordingly and is recorded. A client that never
+took part trains as much as the others on average, in one phase (momentum does not start anew each round).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -26,18 +26,11 @@ from fedtailor.core.tuning import train_rounds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local(Algorithm[Tensor, Params, Params]):
+class Local(Algorithm[tuple[()], Params, Params]):
     """Training without collaboration: the baseline that personalization must beat."""
 
+    trains: ClassVar[Literal["cohort", "all"]] = "all"
     onboarding = "as many rounds of all layers as the others trained"
-
-    train: Literal["all", "cohort"] = "all"
-    """Whether all clients train in every round, or those drawn for it."""
-
-    @property
-    def who_trains(self) -> str:
-        """Who trains in a round."""
-        return self.train
 
     def messages(self, task: Task) -> Messages:
         """Declare no field."""
@@ -47,15 +40,13 @@ class Local(Algorithm[Tensor, Params, Params]):
         """Start from the common initialization."""
         return task.model.init(key.common("model"))
 
-    def init_server(self, task: Task, key: Key) -> Tensor:
-        """Count the rounds in which a client was drawn, on average, (); all that the server knows."""
-        return torch.zeros(())
+    def init_server(self, task: Task, key: Key) -> tuple[()]:
+        """Know nothing."""
+        return ()
 
-    def broadcast(self, server: Tensor, cohort: Cohort) -> Tensor | tuple[()]:
+    def broadcast(self, server: tuple[()], cohort: Cohort) -> Tensor | tuple[()]:
         """Tell new clients, and nobody else, how many rounds the others trained."""
-        if not cohort.new:
-            return ()
-        return torch.tensor(cohort.round) if self.train == "all" else server.round().long()
+        return torch.tensor(cohort.rounds_trained) if cohort.new else ()
 
     def onboard(self, task: Task, download: Download, info: ClientInfo, data: ClientData, key: Key) -> Onboarded:
         """Train from the common initialization for the same budget as the others."""
@@ -77,9 +68,11 @@ class Local(Algorithm[Tensor, Params, Params]):
         metrics = {"steps": trained.steps, "loss": trained.loss}
         return ClientUpdate(trained.params, {}, personal=trained.params, metrics=metrics)
 
-    def aggregate(self, server: Tensor, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Tensor, tuple[()]]:
-        """Count the round."""
-        return server + cohort.share, ()
+    def aggregate(
+        self, server: tuple[()], received: Mapping[str, Reduced], cohort: Cohort
+    ) -> tuple[tuple[()], tuple[()]]:
+        """Receive nothing."""
+        return (), ()
 
     def personalize(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> Params:
         """Return the client's own model."""

@@ -17,7 +17,7 @@ Deviations (P: paper; U: the unofficial port of github.com/AllenBeau/pFedBayes):
   p, sums over the batch, divides the KL by the epochs, has noise of deviation 0.001, and weighs clients by examples.
 * Means start at the common initialization (P: normal numbers), a client at the p that it receives first; one that never
   trained predicts with the global mean. Predictions use the mean of q. A new client trains q for a round from p.
-* P trains all clients in every round and averages some (``train_all``); the cohort alone is the default.
+* P trains all clients in every round and averages some (``federation.train`` = "all"); the cohort alone is the default.
 * Buffers are no weights: a client keeps those of its own forward passes, and the server averages them.
 """
 
@@ -98,13 +98,6 @@ class PFedBayes(Algorithm[HeadPosterior, State, Params]):
     """Adam's rate for a client's copy of the global Gaussian (eta_2)."""
     mixing: Annotated[float, Range(ge=0, le=1)] = 1.0
     """Share of the clients' mean in the new global Gaussian (beta)."""
-    train_all: bool = False
-    """Whether all clients train in every round, or the cohort alone."""
-
-    @property
-    def who_trains(self) -> str:
-        """The cohort, unless told otherwise."""
-        return "all" if self.train_all else "cohort"
 
     def warnings(self, task: Task) -> list[str]:
         """Name what keeps the global Gaussian as it is, and what the training section asks for in vain."""

@@ -30,7 +30,7 @@ the same; they differ in how data are divided, and in what P leaves open:
   lets pass. Metrics ``head_restored`` and ``body_restored`` tell.
 * rho^2 is kept above 1e-12, and deviations above 1e-8 in logarithms.
 * C's server momentum, 0 in all its configurations, is left out.
-* ``train_all`` = false trains the cohort only: an approximation for many clients.
+* With ``federation.train`` = "cohort" the cohort alone trains: an approximation for many clients.
 * A new client (P, C: not treated) starts like any other and takes ``onboard_rounds`` M- and E-steps under the global
   body, which it trains too with ``onboard_body``; with 0 rounds it gets the global model.
 """
@@ -117,6 +117,7 @@ class PFedVEM(Algorithm[Global, State, Personal]):
     """Confidence-aware personalization by variational expectation maximization."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {}, "paper": {}}
+    trains: ClassVar[Literal["cohort", "all"]] = "all"
 
     head_steps: Annotated[int, Range(ge=0)] = 10
     """Full-batch steps on the posterior of the head per round (R)."""
@@ -128,8 +129,6 @@ class PFedVEM(Algorithm[Global, State, Personal]):
     """Deviation of a client's posterior and prior before its first round."""
     confidence: Literal["both", "uncertainty", "deviation"] = "both"
     """Terms of the confidence: variance of the posterior, its distance from the global head, or both."""
-    train_all: bool = True
-    """Whether all clients train in every round, or the cohort alone."""
     evaluated_body: Literal["local", "global"] = "local"
     """The body of a client's personal model: that of its own last training, or the server's."""
     prediction_draws: Annotated[int, Range(ge=0)] = 0
@@ -148,11 +147,6 @@ class PFedVEM(Algorithm[Global, State, Personal]):
                 allowed=[False],
                 got=True,
             )
-
-    @property
-    def who_trains(self) -> str:
-        """All clients, unless told otherwise."""
-        return "all" if self.train_all else "cohort"
 
     @property
     def onboarding(self) -> str:

@@ -37,8 +37,8 @@ def check_words(subject: Subject) -> str | None:
         text = getattr(one, words)
         if not (isinstance(text, str) and text):
             return f'{words} must say what {method} does with a client\'s data ("none"), got {text!r}.'
-    if one.who_trains not in ("cohort", "all"):
-        return f'trains (or who_trains) must be "cohort" or "all", got {one.who_trains!r}.'
+    if one.trains not in ("cohort", "all"):
+        return f'trains must be "cohort" or "all", got {one.trains!r}.'
     if one.headline not in ("global", "local", "personalized"):
         return f'headline must be "global", "local" or "personalized", got {one.headline!r}.'
     for preset in one.presets:

@@ -11,9 +11,10 @@ from torch import Tensor
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine, Failure
-from fedtailor.core.federate import Protocol, federate
+from fedtailor.core.federate import federate
 from fedtailor.core.federation import Federation
 from fedtailor.core.metrics import Scores
+from fedtailor.core.protocol import Protocol
 from fedtailor.core.report import RoundReport
 from fedtailor.core.soundness import describe
 

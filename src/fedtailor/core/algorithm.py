@@ -64,8 +64,8 @@ class Algorithm(ABC, Generic[S, C, P]):
     """Named sets of field values; ``reference`` is the default."""
     preset_warnings: ClassVar[Mapping[str, str]] = {}
     """What to say when a preset is chosen."""
-    trains: ClassVar[str] = "cohort"
-    """Who trains in a round: the ``cohort``, or ``all`` clients with uploads from the cohort."""
+    trains: ClassVar[Literal["cohort", "all"]] = "cohort"
+    """Who trains in a round, unless the protocol says otherwise: the ``cohort``, or ``all`` while it uploads."""
     headline: ClassVar[Literal["global", "local", "personalized"]] = "personalized"
     """The evaluation point at which the method is meant to be judged."""
 
@@ -90,11 +90,6 @@ class Algorithm(ABC, Generic[S, C, P]):
     def option_names(cls) -> list[str]:
         """Return the names of the hyper-parameters."""
         return [option.name for option in dataclasses.fields(cls) if option.name != "training"]
-
-    @property
-    def who_trains(self) -> str:
-        """Who trains in a round; an algorithm with an option for it overrides this."""
-        return self.trains
 
     @property
     def adaptation(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -73,16 +74,8 @@ class Cohort(NamedTuple):
     population: int
     round: int
     rounds: int
-    able: int | None = None
-    """Clients of the population that have training examples; None: all of them."""
-
-    @property
-    def share(self) -> float:
-        """The share that the cohort has in the clients that can train: the rounds that each trained on average.
-
-        Clients without examples do not count: they decline, so the server knows of them.
-        """
-        return len(self.ids) / (self.able or self.population)
+    rounds_trained: float = 0.0
+    """Rounds that a client with training examples has trained so far, on average."""
 
     @property
     def new(self) -> bool:
@@ -126,6 +119,11 @@ class Federation:
     def population(self) -> int:
         """Number of clients that can take part in training."""
         return len(self.splits) - self.num_new
+
+    @cached_property
+    def validates(self) -> bool:
+        """Whether any client has validation examples."""
+        return any(len(split.val) > 0 for split in self.splits)
 
     @property
     def known(self) -> range:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from torch import Tensor
 
 from fedtailor.core.metrics import Scores
 
@@ -33,6 +36,8 @@ class RoundReport:
 
     round: int
     cohort: list[int]
+    trained: list[int] = field(default_factory=list)
+    """Clients that trained, without those whose work was left out."""
     evaluations: list[Evaluation] = field(default_factory=list)
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)
     """The algorithm's training metrics, by name and client."""
@@ -42,5 +47,16 @@ class RoundReport:
     steps: int = 0
     """Gradient steps of all clients, those of onboarding and personalization after the last round included."""
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "aggregate": 0.0, "evaluate": 0.0})
-    personal: dict[int, Any] = field(default_factory=dict)
+    personal: MutableMapping[int, Any] = field(default_factory=dict)
     """Personal models by client, after the last round."""
+
+
+def record(table: dict[str, dict[int, float]], client: int, numbers: Mapping[str, Tensor]) -> None:
+    """Enter a client's numbers into a table by name."""
+    for name, value in numbers.items():
+        table.setdefault(name, {})[client] = float(value)
+
+
+def whole_sum(numbers: Mapping[int, float]) -> int:
+    """Return the sum of whole numbers kept as floats."""
+    return round(sum(numbers.values()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -29,15 +29,14 @@ def problem_with_output(output: Any, messages: Messages) -> str | None:
     return reason or (f"metric '{odd[0]}' is not a single number" if odd else None)
 
 
-def refuse_total_quarantine(round: int, events: Sequence[Mapping[str, Any]], clients: Sequence[int]) -> None:
-    """Raise if no client's round can be used: where that is so for all from the start, the fault is no client's."""
-    reasons = [event["reason"] for event in events if event["kind"] == "quarantine"]
-    if clients and len(reasons) == len(clients):
-        raise RunError(
-            f"round {round}: the work of none of the {len(clients)} clients can be used; "
-            f"client {clients[0]}: {reasons[0]}.",
-            key="local_update",
-        )
+def refuse_total_quarantine(round: int, events: Sequence[Mapping[str, Any]], clients: int) -> NoReturn:
+    """Raise because the last work of none of so many clients could be used: then the fault is no client's."""
+    last = next(event for event in events if event["kind"] == "quarantine")
+    raise RunError(
+        f"round {round}: the work of none of the {clients} clients can be used; "
+        f"client {last['client']}: {last['reason'].rstrip('.')}.",
+        key="local_update",
+    )
 
 
 def all_finite(value: tree.Tree) -> bool:
@@ -50,9 +49,9 @@ def describe(failure: Failure) -> str:
     return f"{type(failure.reason).__name__}: {failure.reason}"
 
 
-def refuse_total_failure(outputs: Sequence[Any], ids: Sequence[int], stage: str, round: int) -> None:
-    """Raise if there is no output: then the fault is the program's, not a client's."""
-    if outputs and all(isinstance(output, Failure) for output in outputs):
-        first = outputs[0].reason
-        message = f"every client failed, this one with {describe(outputs[0])}"
-        raise ClientError(message, client=ids[0], stage=stage, round=round) from first
+def refuse_total_failure(failed: Sequence[tuple[int, Failure]], count: int, stage: str, round: int) -> None:
+    """Raise if all of so many clients failed: then the fault is the program's, not a client's."""
+    if failed and len(failed) == count:
+        client, first = failed[0]
+        message = f"every client failed, this one with {describe(first)}"
+        raise ClientError(message, client=client, stage=stage, round=round) from first.reason
