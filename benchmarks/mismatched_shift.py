@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from fedtailor import papers, summary
+from fedtailor.assembly import assemble
 from fedtailor.config import make_config
 from fedtailor.core.federate import federate
 from fedtailor.core.federation import Federation, Split
-from fedtailor.experiment import assemble
 from fedtailor.provenance import machine, versions
 
 RESULTS = Path(__file__).parent / "results"

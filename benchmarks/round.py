@@ -30,7 +30,7 @@ from fedtailor.algorithms import TABLE, load_algorithm
 from fedtailor.core import local, noise
 from fedtailor.core.engine import Failure, Job
 from fedtailor.core.federate import federate
-from fedtailor.core.federation import Federation, Split
+from fedtailor.core.federation import Cohort, Federation, Split
 from fedtailor.core.programs import Common, make_row, personalize_program, train_program
 from fedtailor.core.protocol import Protocol
 from fedtailor.core.rng import new_key
@@ -132,7 +132,8 @@ def _one_client(algorithm: Any, world: Federation, clock: Clock) -> dict[str, di
         "personalize": partial(personalize_program, algorithm=algorithm, new=False, validate=False),
     }
     for what, program in programs.items():
-        common = Common(world.x, world.y, world.scale, torch.tensor(0), torch.tensor(1), server)
+        shared = algorithm.broadcast(server, Cohort(torch.arange(CLIENTS), CLIENTS, 1, 2))
+        common = Common(world.x, world.y, world.scale, torch.tensor(0), torch.tensor(1), shared)
         for _ in range(2):  # the first run warms up
             clock.seconds.clear()
             clock.last = time.perf_counter()

@@ -1,11 +1,13 @@
-"""Training steps per second: the workers engine against a faithful peer loop, alternating in one run.
+"""Training steps per second: our engines against a faithful peer loop, alternating in one run.
 
     python benchmarks/train_step.py [--model cifar_cnn] [--blocks 7] [--json]
 
-The peer does what the tools in use do: a torch.nn module per client, a DataLoader over (x, y) tuples with shuffling,
-torch.optim.SGD, one client after the other, with PyTorch's default number of threads and with one. Each arm runs in a
-process of its own, because our allocator setting would help the peer too. All arms train the same clients for the same
-number of steps on random images (speed only); blocks alternate, ratios are taken within a block.
+Ours are the engines that ``auto`` would choose for long runs: processes for the perceptron, whose steps take less than
+a millisecond, workers (threads) for the convolutional networks; processes are started before the first block that
+counts. The peer does what the tools in use do: a torch.nn module per client, a DataLoader over (x, y) tuples with
+shuffling, torch.optim.SGD, one client after the other, with PyTorch's default number of threads and with one. Each arm
+runs in a process of its own, because our allocator setting would help the peer too. All arms train the same clients for
+the same number of steps on random images (speed only); blocks alternate, ratios are taken within a block.
 
 FLOPs count forward, backward for weights, and backward for inputs but of the first layer. Two peaks are measured in
 every block, with one thread per core: float32 matrix products (sgemm) and large convolutions; the best counts.
@@ -30,6 +32,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "emnist_cnn": {"shape": (1, 28, 28), "classes": 62, "batch": 16, "mflop": 9.26, "epochs": 2},
     "mlp": {"shape": (1, 28, 28), "classes": 10, "batch": 10, "mflop": 0.32, "epochs": 6},
 }
+ENGINES = {"cifar_cnn": "workers", "emnist_cnn": "workers", "mlp": "processes"}
+"""Model -> engine of ours."""
 _W = (128, 128, 5, 5)
 ARMS = ("ours", "ours_1", "peer", "peer_1")
 
@@ -85,8 +89,8 @@ def peer_block(name: str, setting: dict[str, Any], data: Any) -> int:
     return steps
 
 
-def our_block(name: str, setting: dict[str, Any], data: Any, workers: int) -> int:
-    """Train the same clients with FedAvg on the workers engine; return the number of steps."""
+def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> int:
+    """Train the same clients with FedAvg on an engine; return the number of steps."""
     from functools import partial
 
     import torch
@@ -97,7 +101,6 @@ def our_block(name: str, setting: dict[str, Any], data: Any, workers: int) -> in
     from fedtailor.core.federation import Federation, Split
     from fedtailor.core.programs import Common, make_row, train_program
     from fedtailor.core.task import Task, Training
-    from fedtailor.engines.workers import Workers
     from fedtailor.models import build_model
 
     training = Training(
@@ -112,7 +115,7 @@ def our_block(name: str, setting: dict[str, Any], data: Any, workers: int) -> in
     common = Common(*data, federation.scale, torch.tensor(0), torch.tensor(1), server)
     jobs = [Job(client, task, make_row(federation, client, (), ()), EXAMPLES) for client in range(CLIENTS)]
     program = partial(train_program, algorithm=algorithm, evaluate=False)
-    outputs = Workers(workers).map(program, common, jobs)
+    outputs = engine.map(program, common, jobs)
     return int(sum(output[2]["steps"] for output in outputs))
 
 
@@ -120,21 +123,26 @@ def serve(arm: str, name: str) -> None:
     """Run one block per line of standard input; answer with milliseconds per client step."""
     import torch
 
+    from fedtailor.engines import EngineOptions, build_engine
+
     setting = SETTINGS[name]
     x, y = examples(setting)
     threads = torch.get_num_threads()
     if arm.startswith("ours"):
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
+        engine = build_engine(EngineOptions(name=ENGINES[name], workers=1 if arm == "ours_1" else 0))
     else:
         torch.set_num_threads(1 if arm == "peer_1" else threads)
     for _ in sys.stdin:
         start = time.perf_counter()
         if arm.startswith("ours"):
-            steps = our_block(name, setting, (x, y), 1 if arm == "ours_1" else 0)
+            steps = our_block(name, setting, (x, y), engine)
         else:
             steps = peer_block(name, setting, (x, y))
         print(1e3 * (time.perf_counter() - start) / steps, flush=True)
+    if arm.startswith("ours"):
+        engine.close()
 
 
 def measure_peaks() -> dict[str, float]:
@@ -187,7 +195,8 @@ def machine() -> dict[str, Any]:
 
 def run(name: str, blocks: int) -> dict[str, Any]:
     """Alternate the arms for a number of blocks and summarize."""
-    record: dict[str, Any] = {"benchmark": "train_step", "model": name, "blocks": blocks, "machine": machine()}
+    record: dict[str, Any] = {"benchmark": "train_step", "model": name, "engine": ENGINES[name]}
+    record |= {"blocks": blocks, "machine": machine()}
     command = [sys.executable, __file__, "--model", name, "--serve"]
     arms = {
         arm: subprocess.Popen([*command, arm], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for arm in ARMS

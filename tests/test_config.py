@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtailor.assembly import assemble, make_algorithm
 from fedtailor.config import Config, load_config, make_config, parse_assignment, to_toml
 from fedtailor.core.errors import ConfigError
-from fedtailor.experiment import assemble, make_algorithm
 
 EXAMPLE = {
     "seeds": [3, 1],

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedtailor.assembly import assemble
 from fedtailor.cli import main
 from fedtailor.config import make_config
-from fedtailor.experiment import assemble
 from fedtailor.terminal import _NEXT
 
 ROOT = Path(__file__).resolve().parent.parent

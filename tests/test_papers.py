@@ -7,11 +7,11 @@ import pytest
 
 from fedtailor import papers
 from fedtailor.algorithms import TABLE
+from fedtailor.assembly import make_algorithm
 from fedtailor.config import make_config
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.participation import parse_participation
 from fedtailor.data.known import DATASETS
-from fedtailor.experiment import make_algorithm
 from fedtailor.models import MODELS, build_model
 
 FOLDER = Path(__file__).resolve().parent.parent / "experiments"

@@ -58,7 +58,7 @@ def algorithm_listing(model: str) -> list[dict[str, Any]]:
 
 
 def examine(data_dir: str = "") -> dict[str, Any]:
-    """Return versions, machine, the engine that ``auto`` chooses, and which data sets are there.
+    """Return versions, machine, the engine that ``auto`` chooses for short runs, and which data sets are there.
 
     Raises:
         DataError: a data folder was named, by argument or environment, and is not there.

@@ -206,9 +206,10 @@ def test_clients_left_out_are_not_passed_over_in_silence(folder, capsys, one_cli
     code, out, err = outcome([*command, "--out", "one"], capsys)
     assert code == 0
     lines = err.splitlines()
-    first, second = (line for line in lines if line.startswith("note: "))
+    first, second, last = (line for line in lines if line.startswith("note: "))
     assert first.startswith("note: round 1: 2 uploads left out (client 1: field 'model': ") and first.endswith("; ...)")
     assert second.startswith("note: round 2: 1 upload left out (client 1: ") and not second.endswith("...)")
+    assert last == "note: 1 of 4 clients never trained, or never so that it could be used."
     assert lines[-1] == "warning: uploads left out: 3, failures: 0; events.jsonl says why, in one"
     run = fedtailor.read_run("one")
     assert run.result["events"] == {"quarantine": 3, "failed": 0, "skipped": 0}
@@ -290,7 +291,7 @@ def test_demo(folder, capsys, monkeypatch):
         ("datasets", {"cifar10", "cifar100", "digits", "fashion_mnist", "mnist"}),
         ("models", {"cifar_cnn", "emnist_cnn", "mlp"}),
         ("partitions", {"classes", "dirichlet", "iid"}),
-        ("engines", {"auto", "batched", "reference", "workers"}),
+        ("engines", {"auto", "batched", "processes", "reference", "workers"}),
     ],
 )
 def test_list(kind, known, capsys):

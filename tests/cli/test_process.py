@@ -51,7 +51,7 @@ def test_a_signal_ends_a_run_honestly(request_to_end, tmp_path):
     with subprocess.Popen(
         [*command, "--out", "run"], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
     ) as process:
-        process.stderr.readline()  # the first round has ended
+        next(line for line in process.stderr if "round 1/" in line)  # it has ended
         process.send_signal(request_to_end)
         last = process.stderr.read().splitlines()[-1]
         assert process.wait() == 6

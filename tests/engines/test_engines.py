@@ -66,6 +66,12 @@ def test_no_jobs(engine):
     assert engine.map(total, COMMON, []) == []
 
 
+@every_engine
+def test_a_closed_engine_can_be_used_again(engine):
+    engine.close()
+    assert len(engine.map(total, COMMON, jobs())) == len(SIZES)
+
+
 def faulty(task, common, row):
     if int(row.client) in (1, 4):
         raise ValueError(f"client {int(row.client)}")
@@ -216,6 +222,7 @@ def test_table_options_and_classes_agree():
     for name in engines.TABLE:
         assert build_engine(EngineOptions(name=name)).name == ("workers" if name == "auto" else name)
     assert build_engine(EngineOptions(name="workers", workers=3)).workers == 3
+    assert build_engine(EngineOptions(name="processes", workers=3)).workers == 3
     assert build_engine(EngineOptions(name="batched", block=5)).block == 5
 
 
@@ -230,7 +237,7 @@ def test_listing_engines_does_not_import_torch():
     found = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(source)}, capture_output=True, text=True, check=True
     )
-    assert found.stdout.split() == ["4", "False"]
+    assert found.stdout.split() == ["5", "False"]
 
 
 def test_padding_has_weight_zero():

@@ -29,6 +29,10 @@ class Shuffled:
         outputs = self.engine.map(program, common, [jobs[position] for position in order])
         return [outputs[order.index(position)] for position in range(len(jobs))]
 
+    def close(self) -> None:
+        """Close the engine that does the work."""
+        self.engine.close()
+
 
 class Padded:
     """Puts examples of weight 0 before, between and behind the examples of every client."""
@@ -43,6 +47,10 @@ class Padded:
         total = len(common.y)
         rows = [job.row._replace(train=_pad(job.row.train, total), test=_pad(job.row.test, total)) for job in jobs]
         return self.engine.map(program, common, [job._replace(row=row) for job, row in zip(jobs, rows, strict=True)])
+
+    def close(self) -> None:
+        """Close the engine that does the work."""
+        self.engine.close()
 
 
 def _pad(part: Ragged, total: int) -> Ragged:
@@ -77,6 +85,10 @@ class Guarding:
         except Disagreement as error:
             raise Disagreement(f"{program_name(program)}: {error}") from None
         return outputs
+
+    def close(self) -> None:
+        """Close the engine that does the work."""
+        self.engine.close()
 
 
 class NotStacked(Exception):

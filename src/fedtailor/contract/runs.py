@@ -74,6 +74,10 @@ class Recording:
         self.record.outputs += found
         return outputs
 
+    def close(self) -> None:
+        """Close the engine that does the work."""
+        self.engine.close()
+
 
 def program_name(program: Any) -> str:
     """Return what a program does: train, personalize or score."""

@@ -102,6 +102,17 @@ def to_values(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return values.view(images.shape).movedim(-1, -3)
 
 
+def gather_plan(data: ExampleSet, plan: Plan) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return rows of the table, labels and weights of every batch, (b,) each: gathered once, not in every step."""
+    if not plan.batches:
+        return []
+    positions = torch.cat(plan.batches)
+    rows = data.rows[positions]
+    columns = rows, data.y[rows], data.weight[positions]
+    sizes = [len(batch) for batch in plan.batches]
+    return list(zip(*(torch.split(column, sizes) for column in columns), strict=True))
+
+
 def gather(data: ExampleSet, positions: Tensor, moves: Tensor | None = None) -> Batch:
     """Return the batch of one client at the given positions of its example set."""
     rows, weight = data.rows[positions], data.weight[positions]

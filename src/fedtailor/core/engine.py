@@ -51,6 +51,9 @@ class Engine(Protocol):
         ``common`` is the same for all clients, ``job.row`` differs.
         """
 
+    def close(self) -> None:
+        """Give back what is held between calls of :meth:`map`; a later call takes it anew."""
+
 
 @contextmanager
 def one_thread() -> Iterator[None]:

@@ -95,7 +95,7 @@ class _Loop:
         self.messages = algorithm.messages(self.task)
         self.server = algorithm.init_server(self.task, rng.new_key(seed, purpose="init_server"))
         self.clients = Clients(algorithm, federation, engine, storage, seed)
-        self.able = [client for client in federation.known if len(federation.splits[client].train) > 0]
+        self.able, self.is_able = federation.able, set(federation.able)
         self.everybody_trains = protocol.everybody_trains(algorithm)
         self.client_rounds = 0
         self.failing: set[int] = set()
@@ -104,13 +104,12 @@ class _Loop:
     def run_round(self, round: int) -> RoundReport:
         """Run one round and the evaluations that are due after it."""
         drawn = self.protocol.participation.cohort(self.seed, round, self.protocol.rounds, self.federation.population)
-        able = set(self.able)
-        report = RoundReport(round, [client for client in drawn.tolist() if client in able])
+        report = RoundReport(round, [client for client in drawn.tolist() if client in self.is_able])
         if round == 1:
             report.events += [
                 {"kind": "skipped", "round": 1, "client": client, "reason": "no training examples: does not train"}
                 for client in self.federation.known
-                if client not in able
+                if client not in self.is_able
             ]
         uploads = self._train(report)
         self._aggregate(report, uploads)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, cast, overload
 
 import torch
 from torch import Tensor
@@ -91,6 +92,38 @@ class Split(NamedTuple):
     test: Tensor
 
 
+class Splits(Sequence[Split]):
+    """The splits of all clients, in three tensors: those of 100,000 clients would be as many small ones otherwise."""
+
+    def __init__(self, splits: Iterable[Split]) -> None:
+        columns = list(zip(*splits, strict=True)) or [(), (), ()]
+        self._positions = [torch.cat(column) if column else torch.empty(0, dtype=torch.int64) for column in columns]
+        self._ends = [[0, *itertools.accumulate(map(len, column))] for column in columns]
+
+    @overload
+    def __getitem__(self, client: int) -> Split: ...
+    @overload
+    def __getitem__(self, client: slice) -> list[Split]: ...
+    def __getitem__(self, client: int | slice) -> Split | list[Split]:
+        if isinstance(client, slice):
+            return [self[number] for number in range(len(self))[client]]
+        client = range(len(self))[client]  # counts from the end, and raises IndexError, as lists do
+        parts = zip(self._positions, self._ends, strict=True)
+        return Split(*(positions[ends[client] : ends[client + 1]] for positions, ends in parts))
+
+    def __len__(self) -> int:
+        return len(self._ends[0]) - 1
+
+    def num_train(self) -> list[int]:
+        """Return the number of training examples of every client."""
+        return [end - start for start, end in itertools.pairwise(self._ends[0])]
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether any client has validation examples."""
+        return len(self._positions[1]) > 0
+
+
 @dataclass(frozen=True)
 class Federation:
     """A dataset divided among clients.
@@ -115,15 +148,25 @@ class Federation:
     complete: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     """Positions of the official test part where it is nobody's in particular: global models are scored on it too."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.splits, Splits):
+            object.__setattr__(self, "splits", Splits(self.splits))
+
     @property
     def population(self) -> int:
         """Number of clients that can take part in training."""
         return len(self.splits) - self.num_new
 
     @cached_property
+    def able(self) -> list[int]:
+        """Ids of the known clients that have training examples."""
+        counts = cast(Splits, self.splits).num_train()
+        return [client for client in self.known if counts[client]]
+
+    @property
     def validates(self) -> bool:
         """Whether any client has validation examples."""
-        return any(len(split.val) > 0 for split in self.splits)
+        return cast(Splits, self.splits).has_validation
 
     @property
     def known(self) -> range:

@@ -42,6 +42,10 @@ __all__ = [
 ]
 
 
+_TINY = 1e-30
+"""Less than any sum of weights but 0: what is divided by it is 0 then."""
+
+
 class Trained(NamedTuple):
     """The result of a training phase."""
 
@@ -270,5 +274,4 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
 
 def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
     """Return the mean of ``values`` (n,) under ``weight`` (n,); 0 if the weights are all 0."""
-    total = weight.sum()
-    return (values * weight).sum() / torch.where(total > 0, total, 1.0)
+    return torch.dot(values.to(weight.dtype), weight) / weight.sum().clamp(min=_TINY)

@@ -32,6 +32,20 @@ class Optimizer:
     ) -> None:
         """Change ``params`` in place; ``gradients`` are used up. ``step`` counts from 0."""
         training = self.training
+        if active is None and training.optimizer == "sgd":  # contiguous, of one layout: one pass over memory for all
+            torch._fused_sgd_(
+                list(params),
+                list(gradients),
+                self.first,
+                weight_decay=training.weight_decay,
+                momentum=training.momentum,
+                lr=training.lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
+            return
         for number, (param, gradient) in enumerate(zip(params, gradients, strict=True)):
             if training.weight_decay:
                 gradient.add_(param, alpha=training.weight_decay)

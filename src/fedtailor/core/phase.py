@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -39,11 +40,22 @@ class Phase:
     params: tree.Tree
     context: tree.Tree
 
-    @property
+    @functools.cached_property
     def buffers(self) -> list[bool]:
         """Which leaves of the parameters are buffers: replaced by what the loss returns, never trained."""
         groups = self.task.model.groups
         return [groups.get(path.rsplit("/", 1)[-1]) == "buffer" for path in tree.paths(self.params)]
+
+    @functools.cached_property
+    def has_buffers(self) -> bool:
+        """Whether any leaf of the parameters is a buffer."""
+        return any(self.buffers)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Return the context for the arithmetic of a step: parameters, losses and means stay as they are."""
+        if self.training.precision == "full":
+            return nullcontext()
+        return torch.autocast("cpu", torch.bfloat16)
 
     def evaluate(
         self, params: Sequence[Tensor], context: Sequence[Tensor], batch: Any, key: Any
@@ -52,11 +64,13 @@ class Phase:
         assert self.loss is not None
         params_tree = tree.rebuild(self.params, iter(params))
         context_tree = tree.rebuild(self.context, iter(context))
-        output = self.loss(self.task, params_tree, context_tree, batch, key)
+        with self.precision():
+            output = self.loss(self.task, params_tree, context_tree, batch, key)
         _check_output(self.loss, output)
+        if not (output.buffers or self.has_buffers):
+            return output.loss, [], output.aux
         updated = tree.paths(params_tree)
-        if output.buffers:
-            _check_buffers(self.loss, output.buffers, {**updated, **tree.paths(context_tree)})
+        _check_buffers(self.loss, output.buffers, {**updated, **tree.paths(context_tree)})
         buffers = [
             output.buffers.get(path, leaf)
             for (path, leaf), is_buffer in zip(updated.items(), self.buffers, strict=True)
@@ -71,7 +85,8 @@ class Phase:
         assert self.step is not None
         params_tree = tree.rebuild(self.params, iter(params))
         context_tree = tree.rebuild(self.context, iter(context))
-        output = self.step(self.task, params_tree, context_tree, batches, key)
+        with self.precision():
+            output = self.step(self.task, params_tree, context_tree, batches, key)
         if not isinstance(output, StepOutput):
             raise TypeError(f"step {_name(self.step)} must return StepOutput, got {type(output).__name__}")
         old, new = tree.paths(params_tree), tree.paths(output.params)

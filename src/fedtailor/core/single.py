@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtailor.core.batches import Plan, gather
+from fedtailor.core.batches import Plan, gather, gather_plan, take, to_values
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.optimizer import Optimizer, clip_factor
 from fedtailor.core.phase import Phase, collected
@@ -126,10 +126,12 @@ def train_one(
     kept = Collected()
     per_step = phase.amount.per_step
     count = len(plan.batches) // per_step
-    numbers = torch.arange(max(count, 1))
+    numbers = torch.arange(max(count, 1)).unbind()
+    gathered = gather_plan(data, plan)
+    moves: Sequence[Tensor | None] = plan.moves or [None] * len(plan.batches)
     for step in range(count):
         chosen = range(step * per_step, (step + 1) * per_step)
-        batches = tuple(gather(data, *plan.batch(number)) for number in chosen)
+        batches = tuple(_batch(data, *gathered[number], moves[number]) for number in chosen)
         aux = taker.take(step, batches[0] if per_step == 1 else batches, key.at(numbers[step]))
         if phase.collect == "all" or (phase.collect == "last" and step * per_step >= plan.last_epoch):
             kept.add(aux, batches)
@@ -139,6 +141,11 @@ def train_one(
             kept.rows.append(nothing_collected(phase, params, context, data, key))
         result += kept.tensors()
     return result
+
+
+def _batch(data: ExampleSet, rows: Tensor, labels: Tensor, weight: Tensor, moves: Tensor | None) -> Batch:
+    """Return a batch at rows of the table."""
+    return Batch(to_values(take(data.x, rows, moves), data.scale, weight.dtype), labels, weight)
 
 
 def nothing_collected(
@@ -155,6 +162,8 @@ def nothing_collected(
 
 def merge(trained: Sequence[Tensor], buffers: Sequence[Tensor], is_buffer: Sequence[bool]) -> list[Tensor]:
     """Join trained leaves and buffers in their original order."""
+    if not buffers:
+        return list(trained)
     sources = {False: iter(trained), True: iter(buffers)}
     return [next(sources[fixed]) for fixed in is_buffer]
 

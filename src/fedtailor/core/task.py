@@ -103,6 +103,8 @@ class Training:
     """Augmentation: images are moved by up to so many pixels each way, black comes in; 0: none."""
     flip: bool = False
     """Augmentation: every other image is mirrored, left to right."""
+    precision: Literal["full", "bfloat16"] = "full"
+    """Of products and convolutions in training steps: bfloat16 is faster on many processors, and changes results."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="training")

@@ -41,6 +41,11 @@ def rebuild(tree: Tree, new_leaves: Iterator[Any]) -> Tree:
     """Return a tree of the same structure with its leaves taken from ``new_leaves`` in order."""
     if isinstance(tree, Tensor):
         return next(new_leaves)
+    if isinstance(tree, dict):  # runs in every training step, mostly for a flat dict of parameters
+        return {
+            name: next(new_leaves) if isinstance(child, Tensor) else rebuild(child, new_leaves)
+            for name, child in tree.items()
+        }
     if isinstance(tree, Mapping):
         return {name: rebuild(child, new_leaves) for name, child in tree.items()}
     children = [rebuild(child, new_leaves) for _, child in _children(tree, "")]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.federation import UNSCALED, Federation, Split
+from fedtailor.core.federation import UNSCALED, Federation, Split, Splits
 from fedtailor.core.task import Task
 from fedtailor.data.build import DividedData
 from fedtailor.data.dataset import Dataset, Normalization
@@ -35,7 +35,7 @@ def to_federation(divided: DividedData, task: Task) -> Federation:
     return Federation(
         x=x,
         y=torch.from_numpy(dataset.y),
-        splits=[Split(*(torch.from_numpy(positions) for positions in each)) for each in divided.rows],
+        splits=Splits(Split(*map(torch.from_numpy, each)) for each in divided.rows),
         common_task=task,
         num_new=divided.num_new,
         class_names=dataset.class_names,

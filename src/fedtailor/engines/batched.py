@@ -38,6 +38,9 @@ class Batched:
                     outputs[position] = output
         return outputs
 
+    def close(self) -> None:
+        """Do nothing: nothing is held between calls."""
+
     def run_block(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Run one block; if it fails, run its clients one by one, so that only the faulty one fails.
 

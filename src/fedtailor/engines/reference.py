@@ -19,6 +19,9 @@ class Reference:
         with one_thread():
             return [run_job(program, common, job) for job in jobs]
 
+    def close(self) -> None:
+        """Do nothing: nothing is held between calls."""
+
 
 def run_job(program: Program, common: Any, job: Job) -> Any:
     """Run one client's program; an exception becomes a :class:`Failure`."""

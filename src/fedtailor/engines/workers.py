@@ -44,6 +44,9 @@ class Workers:
                 pool.shutdown(cancel_futures=True)  # an interrupted run starts no further client
                 raise
 
+    def close(self) -> None:
+        """Do nothing: nothing is held between calls."""
+
 
 def physical_cores() -> int:
     """Return the number of physical cores among the CPUs that this process may use."""

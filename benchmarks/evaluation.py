@@ -1,0 +1,155 @@
+"""Examples scored per second: evaluation on the workers engine against a faithful peer loop, alternating in one run.
+
+    python benchmarks/evaluation.py [--model cifar_cnn] [--blocks 7] [--json]
+
+One global model is scored on the test examples of 100 clients, 250 random images each (speed only). The peer does
+what the tools in use do: client after client, a DataLoader over (x, y) tuples in batches of 50, one forward pass per
+batch, counts of hits and the summed loss; with PyTorch's default number of threads and with one. Ours computes, for
+every client, hits and loss by class and the calibration error from the same passes. Each arm runs in a process of its
+own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from train_step import SETTINGS, machine, torch_module
+
+CLIENTS, EXAMPLES, BATCH = 100, 250, 50
+ARMS = ("ours", "ours_1", "peer", "peer_1")
+
+
+def examples(setting: dict[str, Any]) -> tuple[Any, Any]:
+    """Return random images and labels of all clients."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(CLIENTS * EXAMPLES, *setting["shape"], generator=generator)
+    return x, torch.randint(setting["classes"], (len(x),), generator=generator)
+
+
+def peer_block(name: str, setting: dict[str, Any], data: Any) -> None:
+    """Score every client after the other as peers do."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    x, y = data
+    module = torch_module(name, setting["classes"]).eval()
+    for client in range(CLIENTS):
+        rows = range(client * EXAMPLES, (client + 1) * EXAMPLES)
+        hits, loss = 0, 0.0
+        with torch.no_grad():
+            for images, labels in DataLoader([(x[row], y[row]) for row in rows], BATCH):
+                logits = module(images)
+                hits += int((logits.argmax(1) == labels).sum())
+                loss += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
+
+
+def our_block(name: str, setting: dict[str, Any], data: Any, workers: int) -> None:
+    """Score the same clients with FedAvg's global model on the workers engine."""
+    from functools import partial
+
+    import torch
+
+    from fedtailor.algorithms.fedavg import FedAvg
+    from fedtailor.core import rng
+    from fedtailor.core.engine import Job
+    from fedtailor.core.federation import Federation, Split
+    from fedtailor.core.programs import Common, make_row, score_program
+    from fedtailor.core.task import Task
+    from fedtailor.engines.workers import Workers
+    from fedtailor.models import build_model
+
+    algorithm = FedAvg()
+    task = Task(build_model(name, setting["shape"], setting["classes"], {}), setting["classes"], setting["shape"])
+    none = torch.zeros(0, dtype=torch.int64)
+    rows = torch.arange(CLIENTS * EXAMPLES).split(EXAMPLES)
+    federation = Federation(*data, [Split(none, none, row) for row in rows], task)
+    model = algorithm.init_server(task, rng.new_key(0))["model"]
+    common = Common(*data, federation.scale, torch.tensor(0), torch.tensor(1), model)
+    jobs = [Job(client, task, make_row(federation, client, (), ()), EXAMPLES) for client in range(CLIENTS)]
+    outputs = Workers(workers).map(partial(score_program, algorithm=algorithm), common, jobs)
+    assert sum(float(scores.class_total.sum()) for scores in outputs) == CLIENTS * EXAMPLES
+
+
+def serve(arm: str, name: str) -> None:
+    """Run one block per line of standard input; answer with its seconds."""
+    import torch
+
+    setting = SETTINGS[name]
+    x, y = examples(setting)
+    ours = arm.startswith("ours")
+    if ours and x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    if not ours:
+        torch.set_num_threads(1 if arm == "peer_1" else torch.get_num_threads())
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        if ours:
+            our_block(name, setting, (x, y), 1 if arm == "ours_1" else 0)
+        else:
+            peer_block(name, setting, (x, y))
+        print(time.perf_counter() - start, flush=True)
+
+
+def run(name: str, blocks: int) -> dict[str, Any]:
+    """Alternate the arms for a number of blocks and summarize."""
+    record: dict[str, Any] = {"benchmark": "evaluation", "model": name, "blocks": blocks, "machine": machine()}
+    command = [sys.executable, __file__, "--model", name, "--serve"]
+    arms = {
+        arm: subprocess.Popen([*command, arm], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for arm in ARMS
+    }
+    times: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    for block in range(-1, blocks):  # the first is a warm-up
+        for arm, process in arms.items():
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+            seconds = float(process.stdout.readline())
+            if block >= 0:
+                times[arm].append(seconds)
+    for process in arms.values():
+        process.communicate()
+    record["machine"]["load_after"] = os.getloadavg()[0]
+    for arm, values in times.items():
+        record[arm] = {"examples_per_second": round(CLIENTS * EXAMPLES / statistics.median(values))}
+    better = [min(a, b) for a, b in zip(times["peer"], times["peer_1"], strict=True)]
+    pairs = {"peer_better": better, "peer_default_threads": times["peer"], "peer_1_thread": times["peer_1"]}
+    record["speedup"] = {
+        label: round(statistics.median(p / o for p, o in zip(values, times["ours"], strict=True)), 3)
+        for label, values in pairs.items()
+    }
+    return record
+
+
+def main() -> None:
+    """Parse the command line and print the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=sorted(SETTINGS), default="cifar_cnn")
+    parser.add_argument("--blocks", type=int, default=7, help="paired blocks after the warm-up")
+    parser.add_argument("--json", action="store_true", help="write results/evaluation-MODEL.json too")
+    parser.add_argument("--serve", choices=ARMS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments.serve, arguments.model)
+        return
+    record = run(arguments.model, arguments.blocks)
+    if arguments.json:
+        path = Path(__file__).parent / "results" / f"evaluation-{arguments.model}.json"
+        path.write_text(json.dumps(record, indent=1) + "\n")
+    for arm in ARMS:
+        print(f"{arm:8} {record[arm]['examples_per_second']:8,d} examples/s")
+    for label, ratio in record["speedup"].items():
+        print(f"speed-up over {label}: {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()

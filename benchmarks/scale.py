@@ -1,0 +1,147 @@
+"""Seconds per training round and memory, from 100 to 100,000 registered clients of which 30 train in a round.
+
+    python benchmarks/scale.py [--algorithms fedavg,fedrep,ditto] [--clients 100,10000,100000] [--rounds 20] [--json]
+
+Every client has 20 random 8-bit images of 28 x 28 for training and 5 for tests, in a file that is mapped into memory
+as the decoded cache of a data set is; it trains the MLP for one epoch in batches of 10. Each number is of a process
+of its own. Seconds per round are medians, evaluation left out; the set-up before the first round is given beside
+them. Memory is the largest resident set of the process, and the anonymous part of it at the end: mapped pages of the
+file can be dropped by the system at any time, so they count for the former only. What clients keep is in a store of 1
+GiB and files, as in a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+TRAIN, TEST, SIDE, CLASSES, COHORT = 20, 5, 28, 10, 30
+
+
+def write_images(path: Path, clients: int) -> None:
+    """Write random images of all clients to a file."""
+    import numpy as np
+
+    draw, each = np.random.default_rng(0), (TRAIN + TEST) * SIDE * SIDE
+    with path.open("wb") as file:
+        for start in range(0, clients, 1000):
+            file.write(draw.integers(0, 256, min(1000, clients - start) * each, dtype=np.uint8).tobytes())
+
+
+def federation(path: Path, clients: int) -> Any:
+    """Return a federation whose images are those of the file."""
+    import numpy as np
+    import torch
+
+    from fedtailor.core.federation import Federation, Split, Splits
+    from fedtailor.core.task import Task
+    from fedtailor.models import build_model
+
+    rows = clients * (TRAIN + TEST)
+    images = np.memmap(path, dtype=np.uint8, mode="c", shape=(rows, SIDE, SIDE, 1))
+    y = torch.randint(CLASSES, (rows,), generator=torch.Generator().manual_seed(0))
+    parts = torch.arange(rows).split(TRAIN + TEST)
+    splits = Splits(Split(part[:TRAIN], part[:0], part[TRAIN:]) for part in parts)
+    shape = (1, SIDE, SIDE)
+    scale = torch.tensor([[255.0], [0.5], [0.5]])
+    task = Task(build_model("mlp", shape, CLASSES), CLASSES, shape)
+    return Federation(torch.from_numpy(images).permute(0, 3, 1, 2), y, splits, task, scale=scale)
+
+
+def measure(name: str, clients: int, rounds: int, path: Path) -> dict[str, float]:
+    """Run some rounds in this process."""
+    from fedtailor.algorithms import load_algorithm
+    from fedtailor.core.federate import federate
+    from fedtailor.core.participation import Participation
+    from fedtailor.core.protocol import Protocol
+    from fedtailor.core.task import Training
+    from fedtailor.engines.store import Store
+    from fedtailor.engines.workers import Workers
+
+    training = Training(lr=0.01, epochs=1, batch_size=10)
+    start = time.perf_counter()
+    world = federation(path, clients)
+    plan = Participation(plan="fixed", count=COHORT, full_last_round=False)
+    protocol = Protocol(rounds=10**6, participation=plan, evaluate_every=0)
+    with tempfile.TemporaryDirectory() as folder:
+        running = federate(
+            load_algorithm(name)(training=training),
+            world,
+            Workers(),
+            protocol,
+            seed=0,
+            storage=lambda what: Store(Path(folder) / what),
+        )
+        next(running)
+        setup = time.perf_counter() - start
+        times = []
+        for _ in islice(running, rounds):
+            times.append(time.perf_counter())
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {
+        "setup_s": round(setup, 2),
+        "round_s": round(statistics.median(b - a for a, b in pairwise(times)), 4),
+        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "anonymous_mb": round(int(status["RssAnon"].split()[0]) / 1024),
+    }
+
+
+def run(names: list[str], sizes: list[int], rounds: int) -> dict[str, Any]:
+    """Measure every method at every size in a process of its own."""
+    from fedtailor.provenance import machine, versions
+
+    record: dict[str, Any] = {"benchmark": "scale", "cohort": COHORT, "rounds": rounds, "results": []}
+    record |= {"machine": {**machine(), "load_before": os.getloadavg()[0]}, "versions": versions()}
+    with tempfile.TemporaryDirectory(dir=".") as folder:  # not where temporary files may be kept in memory
+        path = Path(folder) / "images"
+        write_images(path, max(sizes))
+        for name in names:
+            for size in sizes:
+                command = [sys.executable, __file__, "--serve", name, str(size), str(rounds), str(path)]
+                found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+                record["results"].append({"algorithm": name, "clients": size, **found})
+                print(f"{name:8} {size:7,} clients: {show(found)}", file=sys.stderr)
+    record["machine"]["load_after"] = os.getloadavg()[0]
+    return record
+
+
+def show(found: dict[str, float]) -> str:
+    """Return one line of numbers."""
+    return (
+        f"{found['round_s']:.3f} s per round, set-up {found['setup_s']:.1f} s, "
+        f"peak {found['peak_mb']:.0f} MB, anonymous {found['anonymous_mb']:.0f} MB"
+    )
+
+
+def main() -> None:
+    """Parse the command line and print the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algorithms", default="fedavg,fedrep,ditto", help="names, separated by commas")
+    parser.add_argument("--clients", default="100,10000,100000", help="numbers, separated by commas")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--json", action="store_true", help="print the record, and write results/scale.json")
+    parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        name, size, rounds, path = arguments.serve
+        print(json.dumps(measure(name, int(size), int(rounds), Path(path))))
+        return
+    record = run(arguments.algorithms.split(","), [int(n) for n in arguments.clients.split(",")], arguments.rounds)
+    if arguments.json:
+        text = json.dumps(record, indent=1)
+        (Path(__file__).parent / "results" / "scale.json").write_text(text + "\n")
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
