@@ -29,6 +29,8 @@ format: $(VENV)/.installed-test
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/comparison_page.py
+	$(BIN)/python docs/performance_page.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,12 +1,14 @@
 """Seconds of a whole round, and where they go, for any algorithms.
 
-    python benchmarks/round.py [--algorithms pfedfda,fedrep] [--model cifar_cnn] [--rounds 3] [--json]
+    python benchmarks/round.py [--algorithms pfedfda,fedrep] [--model cifar_cnn] [--engines workers,batched]
+                               [--alpha 0.5] [--rounds 3] [--json]
 
-A cohort of 30 clients with 480 random images each, in proportions of classes drawn from Dir(0.5), trains 5 epochs of
-batches of 50: a round of pFedFDA's experiments. Seconds per round and per evaluation are medians over the rounds, with
-the engine ``workers`` and one worker per core. The shares are of one client's round (and of making its personal model)
-in one thread, by function: the time within training steps and passes over the data is named by the loss or function
-that ran in it, so that what is left besides is what the method itself costs.
+A cohort of 30 clients trains 5 epochs of batches of 50 on random images: a round of pFedFDA's experiments. 18,000
+images are divided class by class in proportions drawn from Dir(alpha), so that the clients' sizes differ; a fifth of
+them is for tests. Seconds per round and per evaluation are medians over the rounds, for every engine in turn.
+The shares are of one client's round (and of making its personal model) in one thread, by function: the time within
+training steps and passes over the data is named by the loss or function that ran in it, so that what is left besides is
+what the method itself costs.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedtailor.algorithms import TABLE, load_algorithm
@@ -35,14 +38,14 @@ from fedtailor.core.programs import Common, make_row, personalize_program, train
 from fedtailor.core.protocol import Protocol
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
+from fedtailor.engines import EngineOptions, build_engine
 from fedtailor.engines.reference import Reference
-from fedtailor.engines.workers import Workers
 from fedtailor.models import MODELS, build_model
 from fedtailor.provenance import machine, versions
 
-CLIENTS, EXAMPLES, TEST, CLASSES = 30, 480, 120, 10
+CLIENTS, EXAMPLES, TEST, CLASSES = 30, 480, 120, 10  # examples: of a client, on average
 TRAINING = Training(lr=0.01, momentum=0.5, weight_decay=5e-4, epochs=5, batch_size=50, drop_last=True)
-SEED_ALGORITHMS = "fedavg,pfedfda,fedlda,fedcr,pfedvem"
+SEED_ALGORITHMS = "fedavg,fedrep,ditto,pfedfda,fedlda,fedcr,pfedvem"
 
 
 class Clock:
@@ -80,22 +83,30 @@ class Clock:
         return timed
 
 
-def federation(task: Task) -> Federation:
-    """Return clients with random images."""
-    generator = torch.Generator().manual_seed(0)
+def federation(task: Task, alpha: float) -> Federation:
+    """Return clients with random images, of sizes that follow from the proportions of classes."""
+    generator, draw = torch.Generator().manual_seed(0), np.random.default_rng(0)
     rows = CLIENTS * (EXAMPLES + TEST)
     x = torch.randn(rows, *task.input_shape, generator=generator).contiguous(memory_format=torch.channels_last)
-    proportions = torch.distributions.Dirichlet(torch.full((CLASSES,), 0.5))
-    torch.manual_seed(0)
-    y = torch.cat([torch.multinomial(p, EXAMPLES + TEST, True) for p in proportions.sample((CLIENTS,))])
-    parts = torch.arange(rows).split(EXAMPLES + TEST)
-    return Federation(x, y, [Split(part[:EXAMPLES], part[:0], part[EXAMPLES:]) for part in parts], task)
+    y = torch.arange(rows) % CLASSES
+    parts: list[list[np.ndarray]] = [[] for _ in range(CLIENTS)]
+    for label in range(CLASSES):
+        own = np.arange(label, rows, CLASSES)
+        cuts = (np.cumsum(draw.dirichlet(np.full(CLIENTS, alpha)))[:-1] * len(own)).astype(int)
+        for part, piece in zip(parts, np.split(own, cuts), strict=True):
+            part.append(piece)
+    splits = []
+    for part in parts:
+        mixed = torch.from_numpy(draw.permutation(np.concatenate(part)))
+        test = len(mixed) * TEST // (EXAMPLES + TEST)
+        splits.append(Split(mixed[test:], mixed[:0], mixed[:test]))
+    return Federation(x, y, splits, task)
 
 
-def whole_rounds(algorithm: Any, world: Federation, rounds: int) -> dict[str, float]:
+def whole_rounds(algorithm: Any, world: Federation, rounds: int, engine: Any) -> dict[str, float]:
     """Return median seconds of training a round, of the server, and of personalizing and scoring all clients."""
     protocol = Protocol(rounds=rounds + 1, evaluate_every=0, personalized_every=1)
-    reports = list(federate(algorithm, world, Workers(), protocol, seed=0))[1:]
+    reports = list(federate(algorithm, world, engine, protocol, seed=0))[1:]
     kinds = ("train", "aggregate", "evaluate")
     return {kind: statistics.median(report.seconds[kind] for report in reports) for kind in kinds}
 
@@ -137,7 +148,7 @@ def _one_client(algorithm: Any, world: Federation, clock: Clock) -> dict[str, di
         for _ in range(2):  # the first run warms up
             clock.seconds.clear()
             clock.last = time.perf_counter()
-            job = Job(0, world.common_task, make_row(world, 0, state, own), EXAMPLES)
+            job = Job(0, world.common_task, make_row(world, 0, state, own), len(world.splits[0].train))
             (output,) = Reference().map(program, common, [job])
             clock._switch()
         assert not isinstance(output, Failure), output
@@ -160,11 +171,11 @@ def _fixed(name: str, *_: Any) -> str:
     return name
 
 
-def measure(name: str, world: Federation, rounds: int) -> dict[str, Any]:
+def measure(name: str, world: Federation, rounds: int, engines: dict[str, Any]) -> dict[str, Any]:
     """Return the record of one algorithm."""
     options = {"prediction_samples": 18} if name == "fedcr" else {}
     algorithm = dataclasses.replace(load_algorithm(name)(training=TRAINING), **options)
-    seconds = whole_rounds(algorithm, world, rounds)
+    seconds = {engine: whole_rounds(algorithm, world, rounds, each) for engine, each in engines.items()}
     parts = shares(name, algorithm, world)
     steps = sum(value for part, value in parts["train"].items() if part.startswith(("steps", "noise")))
     return {"seconds": seconds, "outside_steps": 1 - steps / sum(parts["train"].values()), "one_client": parts}
@@ -173,8 +184,9 @@ def measure(name: str, world: Federation, rounds: int) -> dict[str, Any]:
 def show(record: dict[str, Any]) -> None:
     """Print a record."""
     for name, found in record["algorithms"].items():
-        took = ", ".join(f"{kind} {value:.2f} s" for kind, value in found["seconds"].items())
-        print(f"{name}: {took}; outside steps {100 * found['outside_steps']:.1f} %")
+        print(f"{name}: outside steps {100 * found['outside_steps']:.1f} %")
+        for engine, seconds in found["seconds"].items():
+            print(f"  {engine}: {', '.join(f'{kind} {value:.2f} s' for kind, value in seconds.items())}")
         for what, parts in found["one_client"].items():
             total = sum(parts.values())
             top = [f"{100 * value / total:.1f} % {part}" for part, value in list(parts.items())[:5]]
@@ -186,18 +198,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithms", default=SEED_ALGORITHMS, help="names, separated by commas")
     parser.add_argument("--model", default="cifar_cnn", choices=sorted(MODELS))
+    parser.add_argument("--engines", default="workers", help="names, separated by commas")
+    parser.add_argument("--alpha", type=float, default=0.5, help="of the Dirichlet distribution")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="write results/round-MODEL.json too")
+    parser.add_argument("--json", action="store_true", help="write results/round-MODEL-ALPHA.json too")
     arguments = parser.parse_args()
     names = arguments.algorithms.split(",")
     if unknown := sorted(set(names) - set(TABLE)):
         parser.error(f"--algorithms: unknown: {', '.join(unknown)}; known: {', '.join(TABLE)}")
     shape = MODELS[arguments.model].shape
-    world = federation(Task(build_model(arguments.model, shape, CLASSES), CLASSES, shape))
+    world = federation(Task(build_model(arguments.model, shape, CLASSES), CLASSES, shape), arguments.alpha)
     before = os.getloadavg()[0]
-    found = {name: measure(name, world, arguments.rounds) for name in names}
+    engines = {name: build_engine(EngineOptions(name=name)) for name in arguments.engines.split(",")}
+    found = {name: measure(name, world, arguments.rounds, engines) for name in names}
+    for engine in engines.values():
+        engine.close()
     record = {
         "model": arguments.model,
+        "alpha": arguments.alpha,
         "rounds": arguments.rounds,
         "algorithms": found,
         "machine": {**machine(), "load_before": before, "load_after": os.getloadavg()[0]},
@@ -205,7 +223,7 @@ def main() -> None:
     }
     show(record)
     if arguments.json:
-        path = Path(__file__).parent / "results" / f"round-{arguments.model}.json"
+        path = Path(__file__).parent / "results" / f"round-{arguments.model}-{arguments.alpha:g}.json"
         path.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -1,7 +1,8 @@
-"""The pages of docs/algorithms are those that docs/generate.py writes, and say what a reader needs."""
+"""The pages that scripts of docs write are what they would write, and say what a reader needs."""
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,17 @@ from fedtailor.algorithms import TABLE
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
-@pytest.fixture(scope="module")
-def generator():
-    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+def script(name):
+    """Import a script of the folder of documents."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def generator():
+    return script("generate")
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +34,12 @@ def test_pages_are_up_to_date(pages):
     there = {path.name: path.read_text() for path in (DOCS / "algorithms").glob("*.md")}
     assert there.keys() == pages.keys(), "run: make docs"
     assert [name for name in pages if pages[name] != there[name]] == [], "run: make docs"
+
+
+@pytest.mark.parametrize("name", ["comparison", "performance"])
+def test_pages_of_records_are_up_to_date(name, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    assert (DOCS / f"{name}.md").read_text() == script(f"{name}_page").page(), "run: make docs"
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -74,6 +75,10 @@ def plan_batches(
     return Plan(batches[:needed], last_epoch, moves[:needed] if moving is not None else None)
 
 
+_MOST_NUMBERS = 2**24
+"""Numbers of a client's examples that are normalized at once, before the first step: 64 MiB."""
+
+
 def take(table: Tensor, rows: Tensor, moves: Tensor | None = None) -> Tensor:
     """Gather rows (...) of a table; images keep their channels-last memory, and are moved if asked to."""
     if table.dim() < 4:
@@ -102,15 +107,30 @@ def to_values(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return values.view(images.shape).movedim(-1, -3)
 
 
-def gather_plan(data: ExampleSet, plan: Plan) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return rows of the table, labels and weights of every batch, (b,) each: gathered once, not in every step."""
-    if not plan.batches:
-        return []
-    positions = torch.cat(plan.batches)
-    rows = data.rows[positions]
-    columns = rows, data.y[rows], data.weight[positions]
-    sizes = [len(batch) for batch in plan.batches]
-    return list(zip(*(torch.split(column, sizes) for column in columns), strict=True))
+class Batches:
+    """The batches of one client's phase; what is the same for all of them is done once."""
+
+    def __init__(self, data: ExampleSet, plan: Plan) -> None:
+        rows, labels, self.x, self.scale = data.rows, data.labels(), data.x, data.scale
+        sizes = [len(batch) for batch in plan.batches]
+        numbers = len(rows) * data.x[0].numel() if len(data.x) else 0
+        scaled = data.x.dim() == 4 and data.scale.shape[1] > 0
+        if scaled and plan.moves is None and sum(sizes) >= len(rows) and numbers <= _MOST_NUMBERS:
+            self.x, self.scale = to_values(take(data.x, rows), data.scale, data.weight.dtype), data.scale[:, :0]
+            rows = torch.arange(len(rows))
+        self.whole = self.x.permute(0, 2, 3, 1).flatten(1) if self.x is not data.x else None
+        positions = torch.cat(plan.batches) if plan.batches else rows[:0]
+        columns = rows[positions], labels[positions], data.weight[positions]
+        self.columns = list(zip(*(torch.split(column, sizes) for column in columns), strict=True)) if sizes else []
+        self.moves: Sequence[Tensor | None] = plan.moves or [None] * len(sizes)
+
+    def __getitem__(self, number: int) -> Batch:
+        rows, labels, weight = self.columns[number]
+        if self.whole is not None:
+            _, channels, height, width = self.x.shape
+            images = self.whole.index_select(0, rows).view(-1, height, width, channels)
+            return Batch(images.permute(0, 3, 1, 2), labels, weight)
+        return Batch(to_values(take(self.x, rows, self.moves[number]), self.scale, weight.dtype), labels, weight)
 
 
 def gather(data: ExampleSet, positions: Tensor, moves: Tensor | None = None) -> Batch:

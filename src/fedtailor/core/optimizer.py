@@ -30,9 +30,9 @@ class Optimizer:
     def update(
         self, params: Sequence[Tensor], gradients: Sequence[Tensor], step: int, active: int | None = None
     ) -> None:
-        """Change ``params`` in place; ``gradients`` are used up. ``step`` counts from 0."""
+        """Change ``params`` in place, and no gradient: two may be one tensor. ``step`` counts from 0."""
         training = self.training
-        if active is None and training.optimizer == "sgd":  # contiguous, of one layout: one pass over memory for all
+        if active is None and training.optimizer == "sgd":  # dense, of one layout each: one pass over memory
             torch._fused_sgd_(
                 list(params),
                 list(gradients),
@@ -48,7 +48,7 @@ class Optimizer:
             return
         for number, (param, gradient) in enumerate(zip(params, gradients, strict=True)):
             if training.weight_decay:
-                gradient.add_(param, alpha=training.weight_decay)
+                gradient = gradient.add(param, alpha=training.weight_decay)
             if training.optimizer == "adam":
                 self._adam(number, param, gradient, step, active)
             elif training.momentum:

@@ -1,7 +1,7 @@
 """``train`` and ``forward`` for one client: the tight loop.
 
-All trained parameters, and their gradients, are views into one flat buffer each, so that an optimizer step is
-three operations; convolution weights lie channels last inside it, as the convolutions want them.
+Parameters of convolutions lie channels last, as images do; an optimizer step is one pass over all parameters, their
+gradients and their momentum.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtailor.core.batches import Plan, gather, gather_plan, take, to_values
+from fedtailor.core.batches import Batches, Plan, gather
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.optimizer import Optimizer, clip_factor
 from fedtailor.core.phase import Phase, collected
@@ -21,32 +21,23 @@ from fedtailor.core.rng import Key
 from fedtailor.core.task import Batch
 
 
-class FlatParameters:
-    """Trainable copies of some tensors in one buffer, with their gradients in another."""
+class Trainable:
+    """Copies of some tensors that are trained; those of convolutions lie channels last, as convolutions want them."""
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
-        total = sum(leaf.numel() for leaf in leaves)
-        dtype = leaves[0].dtype if leaves else torch.get_default_dtype()
-        self.vector = torch.empty(total, dtype=dtype)
-        self.gradient = torch.zeros(total, dtype=dtype)
-        self.leaves: list[Tensor] = []
-        start = 0
-        for leaf in leaves:
-            end = start + leaf.numel()
-            view = _shaped(self.vector[start:end], leaf.shape)
-            view.copy_(leaf)
-            param = view.detach().requires_grad_()
-            param.grad = _shaped(self.gradient[start:end], leaf.shape)
-            self.leaves.append(param)
-            start = end
+        formats = (torch.channels_last if leaf.dim() == 4 else torch.contiguous_format for leaf in leaves)
+        self.values = [leaf.detach().clone(memory_format=form) for leaf, form in zip(leaves, formats, strict=True)]
+        self.leaves = [value.detach().requires_grad_() for value in self.values]
 
-
-def _shaped(flat: Tensor, shape: torch.Size) -> Tensor:
-    """View a flat tensor in a shape; 4-D shapes lie channels last."""
-    if len(shape) == 4:
-        out, channels, height, width = shape
-        return flat.view(out, height, width, channels).permute(0, 3, 1, 2)
-    return flat.view(shape)
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        """Return the gradients of a loss, each with the memory layout of its leaf: 0 where a leaf does not matter."""
+        if not (loss.requires_grad and self.leaves):
+            return [torch.zeros_like(value) for value in self.values]
+        found = torch.autograd.grad(loss, self.leaves, allow_unused=True, materialize_grads=True)
+        return [
+            gradient if gradient.stride() == value.stride() else torch.empty_like(value).copy_(gradient)
+            for gradient, value in zip(found, self.values, strict=True)
+        ]
 
 
 class Collected:
@@ -70,30 +61,29 @@ class GradientSteps:
 
     def __init__(self, phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor]) -> None:
         self.phase, self.context, self.is_buffer = phase, context, phase.buffers
-        self.flat = FlatParameters([leaf for leaf, fixed in zip(params, self.is_buffer, strict=True) if not fixed])
+        self.own = Trainable([leaf for leaf, fixed in zip(params, self.is_buffer, strict=True) if not fixed])
         self.buffers = [leaf for leaf, fixed in zip(params, self.is_buffer, strict=True) if fixed]
-        self.optimizer = Optimizer(phase.training, [self.flat.vector])
-        self.loss_sum = torch.zeros((), dtype=self.flat.vector.dtype)
+        self.optimizer = Optimizer(phase.training, self.own.values)
+        self.loss_sum = torch.zeros((), dtype=self.own.values[0].dtype if self.own.values else None)
 
     def take(self, step: int, batch: Any, key: Key) -> Tensor | tuple[()]:
         """Take one step; return the values to collect."""
-        flat, clip_norm = self.flat, self.phase.training.clip_norm
+        own, clip_norm = self.own, self.phase.training.clip_norm
         with torch.enable_grad():
-            leaves = merge(flat.leaves, self.buffers, self.is_buffer)
+            leaves = merge(own.leaves, self.buffers, self.is_buffer)
             loss, buffers, aux = self.phase.evaluate(leaves, self.context, batch, key)
-            if loss.requires_grad:  # otherwise no parameter matters, and the gradient stays 0
-                loss.backward()  # type: ignore[no-untyped-call]
+            gradients = own.gradients(loss)
         self.loss_sum += loss.detach()
         self.buffers = [buffer.detach() for buffer in buffers]
-        if clip_norm:
-            flat.gradient.mul_(clip_factor(flat.gradient.norm(), clip_norm))
-        self.optimizer.update([flat.vector], [flat.gradient], step)
-        flat.gradient.zero_()
+        if clip_norm and gradients:
+            norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+            gradients = list(torch._foreach_mul(gradients, clip_factor(norm, clip_norm)))
+        self.optimizer.update(own.values, gradients, step)
         return aux
 
     def leaves(self) -> list[Tensor]:
         """Return the parameters as they are now."""
-        return [leaf.detach() for leaf in merge(self.flat.leaves, self.buffers, self.is_buffer)]
+        return [leaf.detach() for leaf in merge(self.own.leaves, self.buffers, self.is_buffer)]
 
 
 class CustomSteps:
@@ -127,11 +117,10 @@ def train_one(
     per_step = phase.amount.per_step
     count = len(plan.batches) // per_step
     numbers = torch.arange(max(count, 1)).unbind()
-    gathered = gather_plan(data, plan)
-    moves: Sequence[Tensor | None] = plan.moves or [None] * len(plan.batches)
+    source = Batches(data, plan)
     for step in range(count):
         chosen = range(step * per_step, (step + 1) * per_step)
-        batches = tuple(_batch(data, *gathered[number], moves[number]) for number in chosen)
+        batches = tuple(source[number] for number in chosen)
         aux = taker.take(step, batches[0] if per_step == 1 else batches, key.at(numbers[step]))
         if phase.collect == "all" or (phase.collect == "last" and step * per_step >= plan.last_epoch):
             kept.add(aux, batches)
@@ -141,11 +130,6 @@ def train_one(
             kept.rows.append(nothing_collected(phase, params, context, data, key))
         result += kept.tensors()
     return result
-
-
-def _batch(data: ExampleSet, rows: Tensor, labels: Tensor, weight: Tensor, moves: Tensor | None) -> Batch:
-    """Return a batch at rows of the table."""
-    return Batch(to_values(take(data.x, rows, moves), data.scale, weight.dtype), labels, weight)
 
 
 def nothing_collected(
