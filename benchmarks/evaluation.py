@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from train_step import SETTINGS, machine, torch_module
+from train_step import SETTINGS, as_lists, machine, torch_module
 
 CLIENTS, EXAMPLES, BATCH = 100, 250, 50
 ARMS = ("ours", "ours_1", "peer", "peer_1")
@@ -36,18 +36,16 @@ def examples(setting: dict[str, Any]) -> tuple[Any, Any]:
     return x, torch.randint(setting["classes"], (len(x),), generator=generator)
 
 
-def peer_block(name: str, setting: dict[str, Any], data: Any) -> None:
-    """Score every client after the other as peers do."""
+def peer_block(name: str, setting: dict[str, Any], clients: list[list[Any]]) -> None:
+    """Score every client after the other as peers do; ``clients`` are lists of examples."""
     import torch
     from torch.utils.data import DataLoader
 
-    x, y = data
     module = torch_module(name, setting["classes"]).eval()
-    for client in range(CLIENTS):
-        rows = range(client * EXAMPLES, (client + 1) * EXAMPLES)
+    for examples_of_one in clients:
         hits, loss = 0, 0.0
         with torch.no_grad():
-            for images, labels in DataLoader([(x[row], y[row]) for row in rows], BATCH):
+            for images, labels in DataLoader(examples_of_one, BATCH):
                 logits = module(images)
                 hits += int((logits.argmax(1) == labels).sum())
                 loss += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
@@ -91,12 +89,13 @@ def serve(arm: str, name: str) -> None:
         x = x.contiguous(memory_format=torch.channels_last)
     if not ours:
         torch.set_num_threads(1 if arm == "peer_1" else torch.get_num_threads())
+        clients = as_lists(x, y, CLIENTS, EXAMPLES)
     for _ in sys.stdin:
         start = time.perf_counter()
         if ours:
             our_block(name, setting, (x, y), 1 if arm == "ours_1" else 0)
         else:
-            peer_block(name, setting, (x, y))
+            peer_block(name, setting, clients)
         print(time.perf_counter() - start, flush=True)
 
 

@@ -64,21 +64,26 @@ def examples(setting: dict[str, Any]) -> tuple[Any, Any]:
     return x, torch.randint(setting["classes"], (len(x),), generator=generator)
 
 
-def peer_block(name: str, setting: dict[str, Any], data: Any) -> int:
-    """Train every client after the other as peers do; return the number of steps."""
+def as_lists(x: Any, y: Any, clients: int, examples: int) -> list[list[Any]]:
+    """Return the examples of every client as a list of pairs, which peers keep in memory."""
+    return [
+        [(x[row], y[row]) for row in range(start, start + examples)] for start in range(0, clients * examples, examples)
+    ]
+
+
+def peer_block(name: str, setting: dict[str, Any], clients: list[list[Any]]) -> int:
+    """Train every client after the other as peers do; return the number of steps. ``clients`` are lists of examples."""
     import copy
 
     import torch
     from torch.utils.data import DataLoader
 
-    x, y = data
     common = torch_module(name, setting["classes"])
     steps = 0
-    for client in range(CLIENTS):
-        rows = range(client * EXAMPLES, (client + 1) * EXAMPLES)
+    for examples_of_one in clients:
         module = copy.deepcopy(common).train()
         optimizer = torch.optim.SGD(module.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
-        loader = DataLoader([(x[row], y[row]) for row in rows], setting["batch"], shuffle=True, drop_last=True)
+        loader = DataLoader(examples_of_one, setting["batch"], shuffle=True, drop_last=True)
         for _ in range(setting["epochs"]):
             for images, labels in loader:
                 loss = torch.nn.functional.cross_entropy(module(images), labels)
@@ -134,12 +139,13 @@ def serve(arm: str, name: str) -> None:
         engine = build_engine(EngineOptions(name=ENGINES[name], workers=1 if arm == "ours_1" else 0))
     else:
         torch.set_num_threads(1 if arm == "peer_1" else threads)
+        clients = as_lists(x, y, CLIENTS, EXAMPLES)
     for _ in sys.stdin:
         start = time.perf_counter()
         if arm.startswith("ours"):
             steps = our_block(name, setting, (x, y), engine)
         else:
-            steps = peer_block(name, setting, (x, y))
+            steps = peer_block(name, setting, clients)
         print(1e3 * (time.perf_counter() - start) / steps, flush=True)
     if arm.startswith("ours"):
         engine.close()
@@ -216,6 +222,7 @@ def run(name: str, blocks: int) -> dict[str, Any]:
     for process in arms.values():
         process.communicate()
     setting = SETTINGS[name]
+    record["machine"]["load_after"] = os.getloadavg()[0]
     record["peak_gflops"] = {name_: round(value, 1) for name_, value in peaks.items()}
     for arm, values in times.items():
         median = statistics.median(values)

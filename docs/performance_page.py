@@ -9,9 +9,16 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 PAGE = Path(__file__).resolve().parent / "performance.md"
+NAMES = {
+    "ours": "fedtailor, threads",
+    "ours_processes": "fedtailor, processes",
+    "pfl": "pfl-research, processes",
+    "pfl_threads": "pfl-research, threads",
+    "flower": "Flower, simulation",
+}
 INTRODUCTION = """# Performance
 
-How fast training is, how that was measured, and on what. Everything below the headings is written from the records in
+How fast training is, how that was measured, and on what. The tables are written from the records in
 [`benchmarks/results`](../benchmarks/results); the commands that make them are in
 [`benchmarks/README.md`](../benchmarks/README.md). Times are of the machine that a record names: compare within a table.
 
@@ -23,15 +30,16 @@ How fast training is, how that was measured, and on what. Everything below the h
 * **Memory as the processor wants it.** Images and filters lie channels last; pooling comes before an activation
   that is monotone, which is the same result from a quarter of the numbers; memory that a step frees is kept, not
   returned.
-* **One buffer.** The parameters of a client are views into one vector, and so are gradients; a step of SGD is one
-  pass over memory. Data are resident, 8-bit images until they are used; there is no data loader.
+* **Little between the products.** A step of SGD is one pass over parameters, gradients and momentum. A client's images
+  are normalized once per round, from resident 8-bit data; there is no data loader.
 * **Processes where steps are short.** Below a millisecond threads hold each other up; `processes` maps the same
   data into processes of their own. `engine.name = "auto"` times ten steps and chooses between the two, which give
   the same bits.
 * **Nothing grows with those who do not train.** What clients keep is in memory up to 1 GiB, and in files beyond.
 
 The rivals in the tables are loops and libraries at their better setting, in the same run, in turn; a ratio is the
-median of the ratios of the pairs. No time is of a GPU: none was there.
+median of the ratios of the pairs. A load marked (!) says that other work shared the machine, or had just ended. No
+time is of a GPU: none was there.
 """
 
 
@@ -61,8 +69,13 @@ def where(record: dict[str, Any]) -> str:
     """Say on what a record was measured."""
     about = {**record, **record["machine"]}
     processor, cores = about.get("cpu") or about["processor"], about.get("cores") or about["physical_cores"]
-    after = f", {about['load_after']:.1f} after" if "load_after" in about else ""
-    return f"{processor}, {cores} cores, torch {about['torch']}, load {about['load_before']:.1f} before{after}"
+    return f"{processor}, {cores} cores, torch {about['torch']}"
+
+
+def load_of(record: dict[str, Any]) -> str:
+    """Return the load of the machine before a measurement: above 2, other work shared the two cores."""
+    before = {**record, **record["machine"]}["load_before"]
+    return f"{before:.1f}" + (" (!)" if before > 2 else "")
 
 
 def steps() -> str:
@@ -81,11 +94,12 @@ def steps() -> str:
                 f"{speedup['peer_1_thread']:.2f}",
                 share,
                 f"{ours['percent_of_convolution_peak']:.0f} %",
+                load_of(found),
             ]
         )
     head = (
         "| model | engine | ms a step | on one core | loop, default threads | loop, 1 thread "
-        "| ratio to its better setting | to 1 thread | of the sgemm peak | of the convolution peak |"
+        "| ratio to its better setting | to 1 thread | of the sgemm peak | of the convolution peak | load |"
     )
     text = (
         "## Training steps\n\nThe loop is what the tools in use do: a module per client, a DataLoader over pairs, "
@@ -103,12 +117,13 @@ def evaluation() -> str:
             f"`{found['model']}`",
             *(f"{found[arm]['examples_per_second']:,}" for arm in ("ours", "peer", "peer_1")),
             f"**{found['speedup']['peer_better']:.2f}**",
+            load_of(found),
         ]
         for found in records
     ]
     if not rows:
         return ""
-    head = "| model | examples a second | loop, default threads | loop, 1 thread | ratio to its better setting |"
+    head = "| model | examples a second | loop, default threads | loop, 1 thread | ratio to its better setting | load |"
     return f"## Evaluation\n\n{table(head, rows)}\nMeasured on: {where(records[0])}.\n"
 
 
@@ -116,9 +131,10 @@ def peers() -> str:
     """Return the tables of other libraries."""
     parts = []
     for found in load("peers-*.json"):
-        rows = [[arm, f"{one['ms_per_step']:.2f}", f"{one['ratio']:.2f}"] for arm, one in found["arms"].items() if one]
-        head = "| | ms a step | times ours |"
-        parts.append(f"`{found['model']}`:\n\n{table(head, rows)}\nMeasured on: {where(found)}.\n")
+        rows = [[NAMES[arm], f"{one['ms_per_step']:.2f}", f"{one['ratio']:.2f}"] for arm, one in found["arms"].items()]
+        head = "| | ms a step | times the first row |"
+        title = f"`{found['model']}`, load {load_of(found)}"
+        parts.append(f"{title}:\n\n{table(head, rows)}\nMeasured on: {where(found)}.\n")
     return "## Other libraries, whole rounds of FedAvg\n\n" + "\n".join(parts) if parts else ""
 
 
@@ -140,7 +156,9 @@ def rounds() -> str:
         )
         engines = " / ".join(next(iter(found["algorithms"].values()))["seconds"])
         title = f"`{found['model']}`, Dir({found['alpha']:g}), engines {engines}"
-        parts.append(f"{title}:\n\n{table(head, rows)}\nMeasured on: {where(found)}.\n")
+        parts.append(f"{title}, load {load_of(found)}:\n\n{table(head, rows)}\nMeasured on: {where(found)}.\n")
+    if not parts:
+        return ""
     text = "## Whole rounds\n\n30 clients of 480 images on average, 5 epochs in batches of 50.\n\n"
     return text + "\n".join(parts)
 
@@ -162,7 +180,7 @@ def scale() -> str:
         for one in found["results"]
     ]
     head = "| algorithm | clients | s a round | s before the first | largest memory, MB | of it not of files, MB |"
-    text = f"## Many clients\n\n{found['cohort']} of them train in a round.\n"
+    text = f"## Many clients\n\n{found['cohort']} of them train in a round; load {load_of(found)}.\n"
     return f"{text}\n{table(head, rows)}\nMeasured on: {where(found)}.\n"
 
 

@@ -10,7 +10,7 @@ from fedtailor.config import AlgorithmOptions, Config, as_options
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine
 from fedtailor.core.errors import unknown_name
-from fedtailor.core.federate import check_tasks
+from fedtailor.core.federate import check_tasks, check_who_trains
 from fedtailor.core.federation import Federation
 from fedtailor.core.participation import parse_participation
 from fedtailor.core.protocol import Protocol
@@ -21,7 +21,7 @@ from fedtailor.data.options import DataOptions
 from fedtailor.data.tensors import to_federation
 from fedtailor.engines import Choice, choose_engine
 from fedtailor.models import build_model, default_model
-from fedtailor.preconditions import refuse_impossible_moves, refuse_untrainable
+from fedtailor.preconditions import refuse_impossible_moves, refuse_untrainable, training_in_vain
 from fedtailor.progress import Progress, Silence
 
 
@@ -77,6 +77,7 @@ def assemble(config: Config, seed: int, *, dataset: Dataset | None = None, progr
     federation = _with_other_models(federation, config.model.others)
     refuse_untrainable(config, federation)
     check_tasks(algorithm, federation)
+    check_who_trains(algorithm, protocol)
     refuse_impossible_moves(algorithm.training, shape)
     choice = choose_engine(config.engine, algorithm, federation, protocol)
     resolved = dataclasses.replace(
@@ -91,6 +92,7 @@ def assemble(config: Config, seed: int, *, dataset: Dataset | None = None, progr
     )
     warning = type(algorithm).preset_warnings.get(config.algorithm.preset)
     notes = [*([warning] if warning else []), *algorithm.warnings(federation.common_task), *divided.notes]
+    notes += training_in_vain(algorithm, federation, protocol)
     return Parts(resolved, algorithm, federation, choice, protocol, divided, notes)
 
 

@@ -20,7 +20,7 @@ from fedtailor.core.metrics import per_client
 from fedtailor.core.per_example import holds_examples
 from fedtailor.core.report import RoundReport
 from fedtailor.data.build import split_record
-from fedtailor.engines.store import Store
+from fedtailor.engines.store import IN_MEMORY, Store
 from fedtailor.progress import Progress, Silence
 from fedtailor.provenance import describe, describe_data
 
@@ -60,8 +60,9 @@ def run(
         results = []
         for seed in config.seeds:
             if seed != parts.config.seeds[0]:
-                same = dataclasses.replace(config, engine=parts.config.engine)
+                same, reason = dataclasses.replace(config, engine=parts.config.engine), parts.choice.reason
                 parts = assemble(same, seed, dataset=parts.divided.division.dataset, progress=progress)
+                parts = parts._replace(choice=parts.choice._replace(reason=reason))
             results.append(run_seed(parts, path / f"seed-{seed}", progress))
         result = {**summary.average(results), "run": str(path), "seeds": list(config.seeds)}
         folder.finish(result)
@@ -145,7 +146,7 @@ def _rounds(parts: Parts, folder: records.RunFolder) -> Iterator[RoundReport]:
         parts.engine,
         parts.protocol,
         seed=parts.config.seeds[0],
-        storage=lambda name: Store(folder.path / _STATE / name),
+        storage=lambda name: Store(folder.path / _STATE / name, IN_MEMORY // 3),  # there are three of them
     )
 
 

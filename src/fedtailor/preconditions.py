@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedtailor.config import Config
+from fedtailor.core import rng, tree
+from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.federation import Federation
+from fedtailor.core.protocol import Protocol
 from fedtailor.core.task import Training
 
 
@@ -40,3 +45,13 @@ def refuse_impossible_moves(training: Training, shape: tuple[int, ...]) -> None:
         allowed = f"less than {min(shape[1:])}, the side of an image"
         message = f"training.crop_padding must be {allowed}, got {training.crop_padding}."
         raise ConfigError(message, key="training.crop_padding", allowed=allowed, got=training.crop_padding)
+
+
+def training_in_vain(algorithm: Algorithm[Any, Any, Any], federation: Federation, protocol: Protocol) -> list[str]:
+    """Return what to say where clients train whose work goes nowhere."""
+    state = algorithm.init_client(federation.common_task, federation.info(0), rng.new_key(0))
+    if protocol.everybody_trains(algorithm) and not tree.leaves(state):
+        return [
+            "with federation.train 'all', clients outside the cohort train in vain: this method keeps nothing there."
+        ]
+    return []

@@ -65,8 +65,12 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+_ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Ctrl-C, a request to terminate, and the end of the terminal, where there is one."""
+
+
 class _Signals:
-    """Turns Ctrl-C and a request to terminate into ``KeyboardInterrupt``, and remembers that one came.
+    """Turns what asks for an end into ``KeyboardInterrupt``, and remembers that one came.
 
     Remembering matters: what is raised while a library is imported may come out as another exception.
     """
@@ -78,7 +82,7 @@ class _Signals:
 
     def __enter__(self) -> _Signals:
         if threading.current_thread() is threading.main_thread():  # handlers cannot be set elsewhere
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in _ENDING:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # ignored on purpose, as in a background job
                     self._before[number] = signal.signal(number, self._interrupt)
         return self

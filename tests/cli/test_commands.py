@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from fedtailor.cli import main
 from fedtailor.config import parse_assignment
 from fedtailor.core import federate as core_federate
 from fedtailor.core import tree
+from fedtailor.engines.store import Store
 
 SMALL = ["run", "--clients", "4", "--rounds", "2", "--partition", "iid", "--set", "training.epochs=1"]
 
@@ -372,3 +374,35 @@ def test_no_colors_in_pipes(capsys):
     for arguments in (["--help"], [*SMALL, "--out", "one"], ["list", "engines"]):
         _, out, err = outcome(arguments, capsys)
         assert "\x1b" not in out + err
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_does_not_fit_into_memory_goes_into_the_run_folder_meanwhile(folder, monkeypatch, interrupted):
+    """The same models come of it, and nothing of it stays."""
+    command = [*SMALL, "-a", "fedrep", "--rounds", "2"]
+    assert main([*command, "--out", "memory"]) == 0
+    seen = []
+
+    class Small(Store):
+        def __init__(self, path, in_memory):
+            super().__init__(path, 0)
+
+        def __setitem__(self, client, value):
+            super().__setitem__(client, value)
+            seen.extend(self.folder.glob("*"))
+            if interrupted:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "Store", Small)
+    assert main([*command, "--out", "files"]) == (6 if interrupted else 0)
+    assert not Path("files/state").exists()
+    if not interrupted:
+        assert {path.parent.name for path in seen} == {"states", "personal"}
+        for model in Path("memory/models").glob("*.safetensors"):
+            assert model.read_bytes() == Path("files/models", model.name).read_bytes()
+
+
+def test_training_in_vain_is_said(folder, capsys):
+    outcome([*SMALL, "-a", "fedavg", "--rounds", "1", "--set", "federation.train=all"], capsys)
+    _, _, err = outcome([*SMALL, "-a", "fedavg", "--rounds", "1", "--set", "federation.train=all"], capsys)
+    assert "note: with federation.train 'all', clients outside the cohort train in vain" in err

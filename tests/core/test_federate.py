@@ -8,21 +8,24 @@ import torch
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavg_ft import FedAvgFT
 from fedtailor.algorithms.fedbn import FedBN
+from fedtailor.algorithms.feddyn import FedDyn
 from fedtailor.algorithms.fedpac import FedPAC
 from fedtailor.algorithms.fedproto import FedProto
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.algorithms.local import Local
+from fedtailor.algorithms.scaffold import Scaffold
 from fedtailor.contract.runs import Recording, assert_same_bits, assert_same_runs, run
-from fedtailor.core import evaluation, tree
+from fedtailor.core import clients, evaluation, tree
 from fedtailor.core.errors import ConfigError, RunError
 from fedtailor.core.federate import federate
 from fedtailor.core.participation import Participation
 from fedtailor.core.protocol import Protocol
 from fedtailor.core.report import Evaluation
 from fedtailor.core.rng import new_key
-from fedtailor.core.task import Training
+from fedtailor.core.task import Task, Training
 from fedtailor.engines.batched import Batched
 from fedtailor.engines.reference import Reference
+from fedtailor.models import build_model
 from worlds import SIZES, Planned, federation, module, perceptron
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -314,3 +317,26 @@ def test_validation_examples_are_scored_on_their_own(float64):
     validation = next(one for one in runs[1] if one.test_set == "validation")
     counts = [float(scores.class_total.sum()) for scores in validation.scores]
     assert counts == [len(splits[client].val) for client in validation.ids]
+
+
+@pytest.mark.parametrize("algorithm", [Scaffold, FedDyn])
+def test_who_must_upload_does_not_train_outside_the_cohort(world, algorithm):
+    """Their clients' states are parts of a mean at the server."""
+    protocol = Protocol(rounds=1, train="all")
+    with pytest.raises(ConfigError, match=r"federation\.train must be 'cohort' or 'auto' for \w+, got 'all'") as caught:
+        list(federate(algorithm(training=TRAINING), world, Reference(), protocol, seed=1))
+    assert caught.value.key == "federation.train"
+
+
+def test_groups_of_clients_change_nothing(world, monkeypatch):
+    algorithm = FedPAC(training=TRAINING)
+    whole = run(algorithm, Reference(), world)
+    monkeypatch.setattr(clients, "_GROUP", 2)
+    assert_same_runs(whole, run(algorithm, Reference(), world))
+
+
+def test_groups_are_smaller_where_models_are_large(world):
+    found = clients.Clients(FedAvg(), world, Reference(), clients.in_memory, 0)
+    assert found._group() == 512
+    large = replace(world, common_task=Task(build_model("resnet18_gn", (3, 32, 32), 10), 10, (3, 32, 32)))
+    assert clients.Clients(FedAvg(), large, Reference(), clients.in_memory, 0)._group() == 32

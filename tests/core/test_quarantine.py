@@ -219,6 +219,13 @@ def test_a_run_that_fails_for_everybody_from_some_round_on_stops(world):
             list(federate(DivergesForGood(training=TRAINING), world, Reference(), protocol, seed=1))
 
 
+def test_a_run_stops_after_twenty_rounds_in_vain_whoever_was_drawn(world):
+    protocol = Protocol(rounds=40, participation=Planned(cohorts={round: [0] for round in range(1, 40)}))
+    rounds = federate(DivergesForGood(training=TRAINING), world, Reference(), protocol, seed=1)
+    with pytest.raises(RunError, match="round 21: the work of none of the 1 clients can be used; client 0"):
+        list(rounds)
+
+
 def test_a_run_goes_on_after_two_rounds_that_failed_for_everybody(world):
     rounds = federate(DivergesForGood(training=TRAINING, until=3), world, Reference(), Protocol(rounds=5), seed=1)
     assert [len(report.trained) for report in rounds] == [6, 0, 0, 6, 6]

@@ -22,9 +22,10 @@ from fedtailor.core import tree
 from fedtailor.core.engine import Failure
 from fedtailor.core.errors import ConfigError, RunError
 from fedtailor.core.programs import train_program
-from fedtailor.engines import tables
+from fedtailor.engines import seats, tables
 from fedtailor.engines.processes import Processes
 from fedtailor.engines.reference import Reference
+from fedtailor.engines.seats import Seat
 from fedtailor.models import build_model
 from worlds import TASKS, federation, perceptron
 
@@ -341,3 +342,21 @@ def test_what_cannot_be_sent_later_is_named_too(pool, monkeypatch):
     exec("def program(task, common, row): pass", ghost.__dict__)
     monkeypatch.setitem(sys.modules, "ghost", ghost)
     refused(lambda: pool.map(ghost.program, COMMON, [job(0)]), "No module named 'ghost'")
+
+
+def test_a_place_that_is_stopped_while_its_process_starts_runs_nothing(monkeypatch):
+    """An interruption finds no process to end yet; the one that comes then must not work for minutes."""
+    seat, original = Seat(), subprocess.Popen
+
+    def slow(*arguments, **options):
+        process = original(*arguments, **options)
+        seat.kill()
+        return process
+
+    monkeypatch.setattr(seats.subprocess, "Popen", slow)
+    with pytest.raises(RunError, match="before it was ready"):
+        seat._start("")
+    seat.leave()
+    monkeypatch.undo()
+    seat._start("")  # a later map starts anew
+    seat.leave()

@@ -70,6 +70,7 @@ def dynamic_loss(task: Task, params: Params, term: Regularizer, batch: Batch, ke
 class FedDyn(Algorithm[Server, State, Params]):
     """Federated learning with dynamic regularization."""
 
+    must_upload: ClassVar[bool] = True
     headline: ClassVar[Literal["global", "local", "personalized"]] = "global"
 
     alpha: Annotated[float, Range(gt=0)] = 0.01

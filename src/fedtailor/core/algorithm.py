@@ -66,6 +66,8 @@ class Algorithm(ABC, Generic[S, C, P]):
     """What to say when a preset is chosen."""
     trains: ClassVar[Literal["cohort", "all"]] = "cohort"
     """Who trains in a round, unless the protocol says otherwise: the ``cohort``, or ``all`` while it uploads."""
+    must_upload: ClassVar[bool] = False
+    """Whether what a client keeps is wrong unless its upload reaches the server: nobody else may train then."""
     headline: ClassVar[Literal["global", "local", "personalized"]] = "personalized"
     """The evaluation point at which the method is meant to be judged."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
@@ -16,8 +17,8 @@ from fedtailor.core.programs import Common, Row, make_row
 Storage = Callable[[str], MutableMapping[int, Any]]
 """Makes an empty mapping from clients to trees of tensors, for what its argument names."""
 
-GROUP = 512
-"""Clients whose outputs are in memory at once."""
+_GROUP, _LEAST_GROUP, _GROUP_BYTES = 512, 32, 2**28
+"""Clients whose outputs are in memory at once: at most, at least, and as many as have models of so many bytes."""
 
 
 def in_memory(name: str) -> MutableMapping[int, Any]:
@@ -36,10 +37,16 @@ class Clients:
 
     def run(self, program: Program, shared: Any, clients: Sequence[int], round: int) -> Iterator[tuple[int, Any]]:
         """Yield every client with what its program gave, in the order of ``clients``."""
-        for start in range(0, len(clients), GROUP):
-            group = clients[start : start + GROUP]
+        size = self._group()
+        for start in range(0, len(clients), size):
+            group = clients[start : start + size]
             rows = [self.row(client) for client in group]
             yield from zip(group, self.run_rows(program, shared, group, rows, round), strict=True)
+
+    def _group(self) -> int:
+        """Return how many clients run before their outputs are used: fewer where models are large."""
+        numbers = sum(math.prod(shape) for shape in self.federation.common_task.model.shapes.values())
+        return min(_GROUP, max(_LEAST_GROUP, _GROUP_BYTES // max(4 * numbers, 1)))
 
     def run_rows(
         self, program: Program, shared: Any, clients: Sequence[int], rows: Sequence[Row], round: int

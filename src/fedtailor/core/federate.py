@@ -73,8 +73,25 @@ def check_tasks(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> 
             )
 
 
-_MOST_FRUITLESS = 3
-"""Rounds on end that may fail for everybody: other batches may do better, a model that diverged does not."""
+_FRUITLESS, _MOST_FRUITLESS = 3, 20
+"""Rounds on end without a result that can be used, after which a run stops: if every client was in one of them, and
+whoever was. Other batches may do better; a model that diverged does not."""
+
+
+def check_who_trains(algorithm: Algorithm[Any, Any, Any], protocol: Protocol) -> None:
+    """Check that nobody trains whose upload would be missing.
+
+    Raises:
+        ConfigError: the method needs the upload of everybody who trains, and more are to train.
+    """
+    if protocol.everybody_trains(algorithm) and algorithm.must_upload:
+        raise ConfigError(
+            f"federation.train must be 'cohort' or 'auto' for {type(algorithm).__name__}, got 'all': what a client "
+            "keeps is part of a mean that the server keeps, which is wrong unless everybody who trains uploads.",
+            key="federation.train",
+            allowed=["auto", "cohort"],
+            got="all",
+        )
 
 
 class _Loop:
@@ -92,6 +109,7 @@ class _Loop:
         self.algorithm, self.federation, self.protocol = algorithm, federation, protocol
         self.seed, self.storage, self.task = seed, storage, federation.common_task
         check_tasks(algorithm, federation)
+        check_who_trains(algorithm, protocol)
         self.messages = algorithm.messages(self.task)
         self.server = algorithm.init_server(self.task, rng.new_key(seed, purpose="init_server"))
         self.clients = Clients(algorithm, federation, engine, storage, seed)
@@ -166,7 +184,8 @@ class _Loop:
             return
         first, last = not self.client_rounds, report.round == self.protocol.rounds
         everybody = len(self.failing) == len(self.able)
-        if (everybody and (first or self.fruitless >= _MOST_FRUITLESS)) or (first and last):
+        in_vain = (everybody and self.fruitless >= _FRUITLESS) or self.fruitless >= _MOST_FRUITLESS
+        if in_vain or (first and (everybody or last)):
             refuse_total_quarantine(report.round, report.events, len(self.failing))
 
     def _aggregate(self, report: RoundReport, uploads: dict[int, Upload]) -> None:

@@ -32,6 +32,8 @@ class Optimizer:
     ) -> None:
         """Change ``params`` in place, and no gradient: two may be one tensor. ``step`` counts from 0."""
         training = self.training
+        if not params:
+            return
         if active is None and training.optimizer == "sgd":  # dense, of one layout each: one pass over memory
             torch._fused_sgd_(
                 list(params),

@@ -52,7 +52,7 @@ class Phase:
         return any(self.buffers)
 
     def precision(self) -> AbstractContextManager[Any]:
-        """Return the context for the arithmetic of a step: parameters, losses and means stay as they are."""
+        """Return the context for the arithmetic of a step: parameters, their gradients and losses stay as they are."""
         if self.training.precision == "full":
             return nullcontext()
         return torch.autocast("cpu", torch.bfloat16)
@@ -111,7 +111,7 @@ def collected(aux: Tensor | tuple[()]) -> Tensor:
     """
     if not isinstance(aux, Tensor):
         raise TypeError("a loss with collect must return aux")
-    return aux.detach()
+    return aux.detach().to(torch.get_default_dtype()) if aux.dtype == torch.bfloat16 else aux.detach()
 
 
 def _shapes(leaves: Mapping[str, Tensor]) -> str:

@@ -104,7 +104,8 @@ class Training:
     flip: bool = False
     """Augmentation: every other image is mirrored, left to right."""
     precision: Literal["full", "bfloat16"] = "full"
-    """Of products and convolutions in training steps: bfloat16 is faster on many processors, and changes results."""
+    """Of products and convolutions in training steps. bfloat16 changes results; it is faster for convolutions on
+    processors that have instructions for it, and slower for small dense models."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="training")

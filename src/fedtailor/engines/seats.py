@@ -49,6 +49,7 @@ class Seat:
         self._ready = False
         self._told: dict[str, int] = {}
         self._parent = os.getpid()
+        self._stopped = False
 
     def run(self, parcel: Parcel, job: Job) -> Any:
         """Return the output of a job; :class:`Failure` where it raised or the process ended.
@@ -106,6 +107,8 @@ class Seat:
                 stdout=subprocess.PIPE,
                 process_group=0 if os.name == "posix" else None,  # a terminal interrupts the parent alone
             )
+            if self._stopped:  # meanwhile: whoever stopped it found no process
+                self._process.kill()
             assert self._process.stdout is not None
             decode(read_frame(self._process.stdout))
         except (EOFError, OSError) as error:
@@ -118,6 +121,7 @@ class Seat:
 
     def kill(self) -> None:
         """End the process in the middle of its work; whoever waits for an answer sees its end."""
+        self._stopped = True
         process = self._process
         if process is not None:
             process.kill()
@@ -126,6 +130,7 @@ class Seat:
         """End the process, if there is one; in a fork of the process that started it, do nothing."""
         if self._process is not None and self._parent == os.getpid():
             self._bury()
+        self._stopped = False
 
     def _bury(self) -> str:
         """See to it that the process is gone; return how it ended, in words."""

@@ -23,7 +23,7 @@ from fedtailor.core.errors import RunError
 from fedtailor.core.phase import structure
 
 IN_MEMORY = 2**30
-"""Bytes of all trees of a store that are in memory at most."""
+"""Bytes of what the clients of a run keep that are in memory at most."""
 
 
 class _Form(NamedTuple):
@@ -104,9 +104,9 @@ class Store(MutableMapping[int, Any]):
         orders = self._forms[client].orders
         if not orders:
             return
-        leaves = {
-            str(n): leaf.permute(order) for n, (leaf, order) in enumerate(zip(tree.leaves(value), orders, strict=True))
-        }
+        pairs = enumerate(zip(tree.leaves(value), orders, strict=True))
+        whole = torch.contiguous_format  # and of their own, which is what the format of the files asks for
+        leaves = {str(n): leaf.permute(order).clone(memory_format=whole) for n, (leaf, order) in pairs}
         path = self._path(client)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,8 @@ class Store(MutableMapping[int, Any]):
         except (OSError, SafetensorError) as reason:
             message = f"cannot read '{path}', which holds what client {client} keeps: {reason}."
             raise RunError(message, path=str(path)) from reason
-        laid_out = [leaves[str(n)].permute(_inverse(order)) for n, order in enumerate(form.orders)]
+        # copied: memory of a mapped file is not aligned as that of others, on which the last bit of a sum can depend
+        laid_out = [leaves[str(n)].permute(_inverse(order)).clone() for n, order in enumerate(form.orders)]
         return tree.rebuild(form.skeleton, iter(laid_out))
 
     def _path(self, client: int) -> Path:
