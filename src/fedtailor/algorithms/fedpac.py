@@ -13,9 +13,8 @@ which the server sees of every single client. Without ``combine_heads`` these tw
 Deviations:
 * Class means weigh their counts (paper's code: no; FedCR's: running halves). The head has its own rate and epochs.
 * mu^c is the client's own m_c where nobody has sent one; in the first round nothing is aligned.
-* A personal model has the new body and the combined head. The code scores within the round: that is ``local`` here.
+* A personal model has new body and combined head; the code's is ``local`` here. A new client trains the common head.
 * Weights below 0.001 are dropped. A client whose weights cannot be found keeps its own head.
-* A new client trains the common initial head; pFedFDA's authors report the better of that and of tuning all layers.
 """
 
 from __future__ import annotations

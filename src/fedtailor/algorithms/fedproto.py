@@ -15,14 +15,11 @@ on average, for new ones); up ``prototypes`` (the client's means, weight: class 
 Deviations (P: paper, C: released code):
 * Class counts weigh the means; C's weights are equal, and P's eq. 6 divides by the number of clients besides.
 * The distance is C's mean square; P writes the L2 distance between the prototypes of a client and the global ones.
-* Local prototypes are of all examples under the model after training, in evaluation mode; C collects features during
-  the last epoch, without a last short batch.
+* Local prototypes are of all examples under the trained model, in evaluation mode; C's of features of the last epoch.
 * All known prototypes compete in a prediction, and no other class does: test examples of others have infinite loss. C
-  looks among a client's own classes alone, as if those of test examples were known. ``prediction`` = "head" is C's
-  other figure.
+  looks among a client's own classes alone, as if those of test examples were known, or (``prediction``) takes the head.
 * Right after local training (``local``), classes without a global prototype have the client's own.
-* A new client (P, C: not treated) trains from the common initialization towards the current prototypes, in one phase as
-  long as others trained on average.
+* A new client (P, C: none) trains from the common start towards current prototypes, in one phase as long as others did.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -126,9 +123,7 @@ class FedProto(Algorithm[Prototypes, Params, Personal]):
         metrics = {"steps": trained.steps, "loss": trained.loss}
         return ClientUpdate(trained.params, upload, personal=Personal(trained.params, after), metrics=metrics)
 
-    def aggregate(
-        self, server: Prototypes, received: Mapping[str, Reduced], cohort: Cohort
-    ) -> tuple[Prototypes, tuple[()]]:
+    def aggregate(self, server: Prototypes, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Prototypes, Any]:
         """Replace the prototypes of classes that somebody sent."""
         new = received["prototypes"]
         known = torch.maximum(server.known, (new.total_weight > 0).to(server.known.dtype))

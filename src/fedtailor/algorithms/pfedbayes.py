@@ -1,24 +1,20 @@
 """pFedBayes: a Gaussian over every weight of a client's model, near a global Gaussian that follows the clients'.
 
 Zhang, Li, Li, Guo and Shao 2022, "Personalized federated learning via variational Bayesian inference", ICML,
-Algorithm 1. Client i has q_i = N(mu_i, sigma_i^2) over all weights, sigma_i = softplus(rho_i), and copies the global
-Gaussian p. For every batch of B examples, with K draws w_k of q_i, it takes a step of each, in this order:
+Algorithm 1. Client i has q_i = N(mu_i, softplus(rho_i)^2) over all weights, and a copy of the global Gaussian p. For
+every batch of B examples, with K draws w_k of q_i, it takes a step of each, in this order:
 
     q_i:  down  -(n_i / B) (1/K) sum_k sum_batch log p(y | x, w_k) + zeta KL(q_i || p)   with rate eta_1, p as it is;
     p:    down  zeta KL(q_i || p)                                                    with rate eta_2, q_i as it is;
     server:  (mu, rho) <- (1 - beta) (mu, rho) + (beta / |S|) sum_S (mu, rho) of the clients' p.
 
-Messages: down and up ``mean`` (mu of p, and buffers) and ``raw`` (rho of p), all clients with the same weight: twice
-the bytes of FedAvg. q_i never leaves a client.
+Messages: down and up ``mean`` (mu of p, and buffers) and ``raw`` (rho of p), of equal weight. q_i stays at a client.
 
 Deviations (P: paper; U: the unofficial port of github.com/AllenBeau/pFedBayes):
 * Steps are Adam's, as in P's experiments; moments start anew each round. Of ``training`` only the amount counts.
-* The likelihood is scaled to all n_i examples, and clients weigh the same. U takes 5 steps of q on a batch per step of
-  p, sums over the batch, divides the KL by the epochs, has noise of deviation 0.001, and weighs clients by examples.
-* Means start at the common initialization (P: normal numbers), a client at the p that it receives first; one that never
-  trained predicts with the global mean. Predictions use the mean of q. A new client trains q for a round from p.
-* P trains all clients in every round and averages some (``federation.train`` = "all"); the cohort alone is the default.
-* Buffers are no weights: a client keeps those of its own forward passes, and the server averages them.
+* The likelihood is scaled to all n_i examples, and clients weigh the same; U does otherwise, with 5 steps of q a batch.
+* Means start at the common initialization (P: normal), clients, new ones too, at p. The mean of q predicts, or of p.
+* P trains everybody and averages some (``federation.train`` = "all"). A client keeps its own buffers; means are sent.
 """
 
 from __future__ import annotations
@@ -101,8 +97,8 @@ class PFedBayes(Algorithm[HeadPosterior, State, Params]):
 
     def warnings(self, task: Task) -> list[str]:
         """Name what keeps the global Gaussian as it is, and what the training section asks for in vain."""
-        zero = [name for name in ("penalty", "global_lr", "mixing") if getattr(self, name) == 0]
-        still = [f"with {name} 0, the global Gaussian never moves." for name in zero]
+        options = ("penalty", "global_lr", "mixing")
+        still = [f"with {name} 0, the global Gaussian never moves." for name in options if getattr(self, name) == 0]
         return still + self.training.not_used("optimizer", "lr", "momentum", "weight_decay", "clip_norm")
 
     def messages(self, task: Task) -> Messages:
@@ -122,11 +118,11 @@ class PFedBayes(Algorithm[HeadPosterior, State, Params]):
     def local_update(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> ClientUpdate:
         """Train the client's Gaussian and its copy of the global one in turn."""
         trained = self.learn(task, download.shared, _own(download, state), data, key)
-        end: Learner = trained.params
-        sent = {"mean": {**end.copy.mean, **task.pick(end.own.mean, "buffer")}, "raw": end.copy.raw}
-        upload = {name: Mean(value, torch.ones(())) for name, value in sent.items()}
+        end, one = trained.params, torch.ones(())
+        mean = {**end.copy.mean, **task.pick(end.own.mean, "buffer")}
         metrics = {"steps": trained.steps, "loss": end.loss / trained.steps.clamp(min=1)}
-        return ClientUpdate(State(end.own, torch.ones(())), upload, personal=end.own.mean, metrics=metrics)
+        upload = {"mean": Mean(mean, one), "raw": Mean(end.copy.raw, one)}
+        return ClientUpdate(State(end.own, one), upload, personal=end.own.mean, metrics=metrics)
 
     def aggregate(self, server: HeadPosterior, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Any, Any]:
         """Mix the means of means and raw deviations into the old ones."""
@@ -139,8 +135,8 @@ class PFedBayes(Algorithm[HeadPosterior, State, Params]):
 
     def onboard(self, task: Task, download: Download, info: ClientInfo, data: ClientData, key: Key) -> Onboarded:
         """Start from the global Gaussian and train for a round, while that stays as it is."""
-        trained = replace(self, global_lr=0.0).learn(task, download.shared, download.shared, data, key)
-        return Onboarded(State(trained.params.own, torch.ones(())), trained.steps)
+        end = replace(self, global_lr=0.0).learn(task, download.shared, download.shared, data, key)
+        return Onboarded(State(end.params.own, torch.ones(())), end.steps)
 
     def personalize(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> Params:
         """Return the mean of the client's Gaussian."""
