@@ -38,7 +38,7 @@ What stands out:
 * pFedMe with its paper's step sizes learns slowly: on every batch w moves by 0.005 x 15 = 0.075 of the way to a
   theta that is held near it, a step of about 0.005 times the gradient, where FedAvg's with its momentum is 0.02. So
   after 20 rounds its global model is at 55.6, and a proximal solve that stays near that model lifts it to 66.3; its
-  thetas right after local training (the point *local*, which its paper reports) are at 76.8.{pfedme}
+  thetas right after local training (the point *local*) are at 76.8.{pfedme}
 * With ten classes so unevenly divided most clients have examples of a few classes, so that a model of one's own is hard
   to beat: Local, which spends three times the steps, is above FedAvg-FT.
 * Per-FedAvg's global model is a starting point for a step of training, and poor before it; that is what it is for.
