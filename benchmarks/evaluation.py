@@ -15,16 +15,14 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from train_step import SETTINGS, as_lists, machine, torch_module
+from train_step import ARMS, SETTINGS, alternate, as_lists, machine, speedups, torch_module
 
 CLIENTS, EXAMPLES, BATCH = 100, 250, 50
-ARMS = ("ours", "ours_1", "peer", "peer_1")
 
 
 def examples(setting: dict[str, Any]) -> tuple[Any, Any]:
@@ -102,30 +100,11 @@ def serve(arm: str, name: str) -> None:
 def run(name: str, blocks: int) -> dict[str, Any]:
     """Alternate the arms for a number of blocks and summarize."""
     record: dict[str, Any] = {"benchmark": "evaluation", "model": name, "blocks": blocks, "machine": machine()}
-    command = [sys.executable, __file__, "--model", name, "--serve"]
-    arms = {
-        arm: subprocess.Popen([*command, arm], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for arm in ARMS
-    }
-    times: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    for block in range(-1, blocks):  # the first is a warm-up
-        for arm, process in arms.items():
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-            seconds = float(process.stdout.readline())
-            if block >= 0:
-                times[arm].append(seconds)
-    for process in arms.values():
-        process.communicate()
+    times = alternate(__file__, name, blocks)
     record["machine"]["load_after"] = os.getloadavg()[0]
     for arm, values in times.items():
         record[arm] = {"examples_per_second": round(CLIENTS * EXAMPLES / statistics.median(values))}
-    better = [min(a, b) for a, b in zip(times["peer"], times["peer_1"], strict=True)]
-    pairs = {"peer_better": better, "peer_default_threads": times["peer"], "peer_1_thread": times["peer_1"]}
-    record["speedup"] = {
-        label: round(statistics.median(p / o for p, o in zip(values, times["ours"], strict=True)), 3)
-        for label, values in pairs.items()
-    }
+    record["speedup"] = speedups(times)
     return record
 
 

@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -199,28 +200,51 @@ def machine() -> dict[str, Any]:
     }
 
 
-def run(name: str, blocks: int) -> dict[str, Any]:
-    """Alternate the arms for a number of blocks and summarize."""
-    record: dict[str, Any] = {"benchmark": "train_step", "model": name, "engine": ENGINES[name]}
-    record |= {"blocks": blocks, "machine": machine()}
-    command = [sys.executable, __file__, "--model", name, "--serve"]
+def alternate(script: str, name: str, blocks: int, before: Callable[[], None] = lambda: None) -> dict[str, list[float]]:
+    """Run every arm of a script in turn, block after block, each in a process of its own; return its answers.
+
+    The first block is a warm-up; ``before`` runs at the start of each.
+    """
+    command = [sys.executable, script, "--model", name, "--serve"]
     arms = {
         arm: subprocess.Popen([*command, arm], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for arm in ARMS
     }
     times: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    peaks = {"sgemm": 0.0, "convolution": 0.0}
-    for block in range(-1, blocks):  # the first is a warm-up
-        for name_, value in measure_peaks().items():
-            peaks[name_] = max(peaks[name_], value)
+    for block in range(-1, blocks):
+        before()
         for arm, process in arms.items():
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write("go\n")
             process.stdin.flush()
-            milliseconds = float(process.stdout.readline())
+            answer = float(process.stdout.readline())
             if block >= 0:
-                times[arm].append(milliseconds)
+                times[arm].append(answer)
     for process in arms.values():
         process.communicate()
+    return times
+
+
+def speedups(times: dict[str, list[float]]) -> dict[str, float]:
+    """Return medians of ratios within a block: of the peer at its better setting, and of both settings, to ours."""
+    better = [min(a, b) for a, b in zip(times["peer"], times["peer_1"], strict=True)]
+    pairs = {"peer_better": better, "peer_default_threads": times["peer"], "peer_1_thread": times["peer_1"]}
+    return {
+        label: round(statistics.median(p / o for p, o in zip(values, times["ours"], strict=True)), 3)
+        for label, values in pairs.items()
+    }
+
+
+def run(name: str, blocks: int) -> dict[str, Any]:
+    """Alternate the arms for a number of blocks and summarize."""
+    record: dict[str, Any] = {"benchmark": "train_step", "model": name, "engine": ENGINES[name]}
+    record |= {"blocks": blocks, "machine": machine()}
+    peaks = {"sgemm": 0.0, "convolution": 0.0}
+
+    def measure() -> None:
+        for peak, value in measure_peaks().items():
+            peaks[peak] = max(peaks[peak], value)
+
+    times = alternate(__file__, name, blocks, before=measure)
     setting = SETTINGS[name]
     record["machine"]["load_after"] = os.getloadavg()[0]
     record["peak_gflops"] = {name_: round(value, 1) for name_, value in peaks.items()}
@@ -233,12 +257,7 @@ def run(name: str, blocks: int) -> dict[str, Any]:
             "percent_of_sgemm_peak": round(100 * gflops / peaks["sgemm"], 1),
             "percent_of_convolution_peak": round(100 * gflops / peaks["convolution"], 1),
         }
-    better = [min(a, b) for a, b in zip(times["peer"], times["peer_1"], strict=True)]
-    pairs = {"peer_better": better, "peer_default_threads": times["peer"], "peer_1_thread": times["peer_1"]}
-    record["speedup"] = {
-        label: round(statistics.median(p / o for p, o in zip(values, times["ours"], strict=True)), 3)
-        for label, values in pairs.items()
-    }
+    record["speedup"] = speedups(times)
     return record
 
 

@@ -37,8 +37,9 @@ What stands out:
   FedProx, MOON, SCAFFOLD and FedDyn have one model for all.
 * pFedMe with its paper's step sizes learns slowly: on every batch w moves by 0.005 x 15 = 0.075 of the way to a
   theta that is held near it, a step of about 0.005 times the gradient, where FedAvg's with its momentum is 0.02. So
-  after 20 rounds its global model is at 55.6, and a proximal solve that stays near that model lifts it to 66.3; its
-  thetas right after local training (the point *local*) are at 76.8.{pfedme}
+  its *global* model is at {pfedme[global]:.1f}, a proximal solve that stays near that model lifts it to
+  {pfedme[personalized]:.1f} (*personalized*), and its thetas right after local training are at {pfedme[local]:.1f}
+  (*local*).{longer}
 * With ten classes so unevenly divided most clients have examples of a few classes, so that a model of one's own is hard
   to beat: Local, which spends three times the steps, is above FedAvg-FT.
 * Per-FedAvg's global model is a starting point for a step of training, and poor before it; that is what it is for.
@@ -52,7 +53,7 @@ def main() -> None:
 
 def page() -> str:
     """Return the text of the page."""
-    notes = NOTES.format(exceptions=exceptions(), pfedme=explanation())
+    notes = NOTES.format(exceptions=exceptions(), pfedme=accuracies("pfedme"), longer=explanation())
     return f"{INTRODUCTION}\n{learning.table(WORLD)}\n{notes}"
 
 

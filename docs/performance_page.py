@@ -35,7 +35,7 @@ How fast training is, how that was measured, and on what. The tables are written
 * **Processes where steps are short.** Below a millisecond threads hold each other up; `processes` maps the same
   data into processes of their own. `engine.name = "auto"` times ten steps and chooses between the two, which give
   the same bits.
-* **Nothing grows with those who do not train.** What clients keep is in memory up to 1 GiB, and in files beyond.
+* **Those who do not train cost little.** What clients keep is in memory up to 1 GiB, and in files beyond.
 
 The rivals in the tables are loops and libraries at their better setting, in the same run, in turn; a ratio is the
 median of the ratios of the pairs. A load marked (!) says that other work shared the machine, or had just ended. No

@@ -19,7 +19,7 @@ def refuse_untrainable(config: Config, federation: Federation) -> None:
     Raises:
         DataError: nobody can.
     """
-    if not any(len(federation.splits[client].train) for client in federation.known):
+    if not federation.able:
         section, clients = config.data, len(federation.splits)
         raise DataError(
             f"no client has a training example: lower data.clients ({clients}) or data.test_share "
@@ -49,9 +49,8 @@ def refuse_impossible_moves(training: Training, shape: tuple[int, ...]) -> None:
 
 def training_in_vain(algorithm: Algorithm[Any, Any, Any], federation: Federation, protocol: Protocol) -> list[str]:
     """Return what to say where clients train whose work goes nowhere."""
+    if not protocol.everybody_trains(algorithm):
+        return []
     state = algorithm.init_client(federation.common_task, federation.info(0), rng.new_key(0))
-    if protocol.everybody_trains(algorithm) and not tree.leaves(state):
-        return [
-            "with federation.train 'all', clients outside the cohort train in vain: this method keeps nothing there."
-        ]
-    return []
+    in_vain = "with federation.train 'all', clients outside the cohort train in vain: this method keeps nothing there."
+    return [] if tree.leaves(state) else [in_vain]

@@ -116,7 +116,7 @@ class Batches:
         numbers = len(rows) * data.x[0].numel() if len(data.x) else 0
         scaled = data.x.dim() == 4 and data.scale.shape[1] > 0
         if scaled and plan.moves is None and sum(sizes) >= len(rows) and numbers <= _MOST_NUMBERS:
-            self.x, self.scale = to_values(take(data.x, rows), data.scale, data.weight.dtype), data.scale[:, :0]
+            self.x = to_values(take(data.x, rows), data.scale, data.weight.dtype)
             rows = torch.arange(len(rows))
         self.whole = self.x.permute(0, 2, 3, 1).flatten(1) if self.x is not data.x else None
         positions = torch.cat(plan.batches) if plan.batches else rows[:0]

@@ -104,8 +104,7 @@ class Training:
     flip: bool = False
     """Augmentation: every other image is mirrored, left to right."""
     precision: Literal["full", "bfloat16"] = "full"
-    """Of products and convolutions in training steps. bfloat16 changes results; it is faster for convolutions on
-    processors that have instructions for it, and slower for small dense models."""
+    """Of products and convolutions in training steps. bfloat16 changes results; time it before taking it for speed."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="training")

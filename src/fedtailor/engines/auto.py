@@ -89,9 +89,8 @@ def _client_steps(training: Training, size: int) -> int:
 
 def step_seconds(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> float:
     """Return what a plain step of training takes, in seconds of processor time: others who work here do not count."""
-    clients = [client for client in federation.known if len(federation.splits[client].train)]
-    sizes = {client: len(federation.splits[client].train) for client in clients}
-    client = next(client for client in clients if sizes[client] == _median(list(sizes.values())))
+    sizes = _sizes(federation)
+    client = federation.able[sizes.index(_median(sizes))]
     task, key = federation.task(client), rng.new_key(0, purpose="timing")
     data, params = federation.data(client).train, task.model.init(key)
     step = partial(train, task, classification_loss, params, data=data, key=key, training=algorithm.training)
@@ -121,7 +120,7 @@ def obstacle(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> str
 
 
 def _sizes(federation: Federation) -> list[int]:
-    return [size for size in (len(federation.splits[client].train) for client in federation.known) if size]
+    return [len(federation.splits[client].train) for client in federation.able]
 
 
 def _median(sizes: Sequence[int]) -> int:
