@@ -6,7 +6,7 @@ import torch
 from contract.subjects import FULL, build, cases, oracle, world
 from fedtailor.contract.engines import Padded, Shuffled
 from fedtailor.contract.runs import assert_close_runs, assert_same_bits, assert_same_runs, run, scores_of
-from fedtailor.core import tree
+from fedtailor.core import replay, tree
 from fedtailor.engines.batched import Batched
 from fedtailor.engines.reference import Reference
 from fedtailor.engines.workers import Workers
@@ -82,3 +82,11 @@ def test_scores_of_the_global_model_are_those_of_its_predictions():
 def _headings(report):
     """Return what a report's evaluations are of."""
     return [(e.point, e.adaptation, e.clients, e.ids) for e in report.evaluations]
+
+
+@cases("recorded", models=("mlp", "module"))
+def test_recorded_steps_give_the_same_bits(algorithm, model, monkeypatch):
+    monkeypatch.setattr(replay, "_OFTEN", 10**9)
+    plain = run(build(algorithm), Workers(1), world(model))
+    monkeypatch.setattr(replay, "_OFTEN", 0)
+    assert_same_runs(plain, run(build(algorithm), Workers(1), world(model)))

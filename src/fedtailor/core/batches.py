@@ -120,8 +120,11 @@ class Batches:
             rows = torch.arange(len(rows))
         self.whole = self.x.permute(0, 2, 3, 1).flatten(1) if self.x is not data.x else None
         positions = torch.cat(plan.batches) if plan.batches else rows[:0]
-        columns = rows[positions], labels[positions], data.weight[positions]
-        self.columns = list(zip(*(torch.split(column, sizes) for column in columns), strict=True)) if sizes else []
+        row_parts, label_parts, parts = (
+            torch.split(column, sizes or [0]) for column in (rows[positions], labels[positions], data.weight[positions])
+        )
+        weights = [part.clone() for part in parts]  # sums depend on how memory is aligned: the same for every batch
+        self.columns = list(zip(row_parts, label_parts, weights, strict=True)) if sizes else []
         self.moves: Sequence[Tensor | None] = plan.moves or [None] * len(sizes)
 
     def __getitem__(self, number: int) -> Batch:

@@ -1,7 +1,6 @@
 """``train`` and ``forward`` for one client: the tight loop.
 
-Parameters of convolutions lie channels last, as images do; an optimizer step is one pass over all parameters, their
-gradients and their momentum.
+An optimizer step is one pass over all parameters, their gradients and their momentum.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from fedtailor.core.batches import Batches, Plan, gather
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.optimizer import Optimizer, clip_factor
 from fedtailor.core.phase import Phase, collected
+from fedtailor.core.replay import Memory, memory_for
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Batch
 
 
 class Trainable:
-    """Copies of some tensors that are trained; those of convolutions lie channels last, as convolutions want them."""
+    """Tensors that are trained in place, and as leaves of automatic differentiation."""
 
-    def __init__(self, leaves: Sequence[Tensor]) -> None:
-        formats = (torch.channels_last if leaf.dim() == 4 else torch.contiguous_format for leaf in leaves)
-        self.values = [leaf.detach().clone(memory_format=form) for leaf, form in zip(leaves, formats, strict=True)]
-        self.leaves = [value.detach().requires_grad_() for value in self.values]
+    def __init__(self, values: list[Tensor]) -> None:
+        self.values = values
+        self.leaves = [value.detach().requires_grad_() for value in values]
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
         """Return the gradients of a loss, each with the memory layout of its leaf: 0 where a leaf does not matter."""
@@ -49,7 +48,7 @@ class Collected:
     def add(self, aux: Tensor | tuple[()], batches: Sequence[Batch]) -> None:
         """Keep the values of one step."""
         labels = torch.cat([batch.y for batch in batches])
-        self.rows.append((collected(aux), labels, torch.cat([batch.weight for batch in batches])))
+        self.rows.append((collected(aux).clone(), labels, torch.cat([batch.weight for batch in batches])))
 
     def tensors(self) -> list[Tensor]:
         """Return values, labels and weights, concatenated over the steps."""
@@ -59,49 +58,57 @@ class Collected:
 class GradientSteps:
     """Steps of the optimizer down the gradient of a loss."""
 
-    def __init__(self, phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor]) -> None:
-        self.phase, self.context, self.is_buffer = phase, context, phase.buffers
-        self.own = Trainable([leaf for leaf, fixed in zip(params, self.is_buffer, strict=True) if not fixed])
-        self.buffers = [leaf for leaf, fixed in zip(params, self.is_buffer, strict=True) if fixed]
+    def __init__(self, phase: Phase, memory: Memory) -> None:
+        self.phase, self.memory = phase, memory
+        pairs = list(zip(memory.params, phase.buffers, strict=True))
+        self.own = Trainable([leaf for leaf, fixed in pairs if not fixed])
+        self.buffers = [leaf for leaf, fixed in pairs if fixed]
         self.optimizer = Optimizer(phase.training, self.own.values)
         self.loss_sum = torch.zeros((), dtype=self.own.values[0].dtype if self.own.values else None)
 
     def take(self, step: int, batch: Any, key: Key) -> Tensor | tuple[()]:
         """Take one step; return the values to collect."""
-        own, clip_norm = self.own, self.phase.training.clip_norm
-        with torch.enable_grad():
-            leaves = merge(own.leaves, self.buffers, self.is_buffer)
-            loss, buffers, aux = self.phase.evaluate(leaves, self.context, batch, key)
-            gradients = own.gradients(loss)
-        self.loss_sum += loss.detach()
-        self.buffers = [buffer.detach() for buffer in buffers]
+        loss, *rest = self.memory.run(self._evaluate, batch, key)
+        self.loss_sum += loss
+        split = len(self.own.values)
+        gradients, clip_norm = rest[:split], self.phase.training.clip_norm
         if clip_norm and gradients:
             norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
             gradients = list(torch._foreach_mul(gradients, clip_factor(norm, clip_norm)))
-        self.optimizer.update(own.values, gradients, step)
-        return aux
+        self.optimizer.update(self.own.values, gradients, step)
+        split += len(self.buffers)
+        self.memory.store(self.buffers, rest[len(gradients) : split])
+        return rest[split] if len(rest) > split else ()
 
-    def leaves(self) -> list[Tensor]:
-        """Return the parameters as they are now."""
-        return [leaf.detach() for leaf in merge(self.own.leaves, self.buffers, self.is_buffer)]
+    def _evaluate(self, batch: Any, key: Key) -> list[Tensor]:
+        """Return the loss, the gradients, the updated buffers and the values to collect, if any."""
+        with torch.enable_grad():
+            leaves = merge(self.own.leaves, self.buffers, self.phase.buffers)
+            loss, buffers, aux = self.phase.evaluate(leaves, self.memory.context, batch, key)
+            gradients = self.own.gradients(loss)
+        values = [aux] if isinstance(aux, Tensor) else []
+        return [loss.detach(), *gradients, *self.memory.apart([*buffers, *values])]
 
 
 class CustomSteps:
     """Steps by a rule of the algorithm's own."""
 
-    def __init__(self, phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor]) -> None:
-        self.phase, self.context, self.params = phase, context, list(params)
+    def __init__(self, phase: Phase, memory: Memory) -> None:
+        self.phase, self.memory = phase, memory
         self.loss_sum = torch.zeros(())
 
     def take(self, step: int, batch: Any, key: Key) -> Tensor | tuple[()]:
         """Take one step; return the values to collect."""
-        with torch.no_grad():
-            self.params, aux = self.phase.advance(self.params, self.context, batch, key)
-        return aux
+        values = self.memory.run(self._advance, batch, key)
+        split = len(self.memory.params)
+        self.memory.store(self.memory.params, values[:split])
+        return values[split] if len(values) > split else ()
 
-    def leaves(self) -> list[Tensor]:
-        """Return the parameters as they are now."""
-        return [leaf.detach() for leaf in self.params]
+    def _advance(self, batch: Any, key: Key) -> list[Tensor]:
+        """Return the new parameters, and the values to collect, if any."""
+        with torch.no_grad():
+            params, aux = self.phase.advance(self.memory.params, self.memory.context, batch, key)
+        return self.memory.apart([*params, aux] if isinstance(aux, Tensor) else params)
 
 
 def train_one(
@@ -112,20 +119,20 @@ def train_one(
     Returns the parameter leaves, the number of steps, the mean loss over the steps, and with ``collect`` the
     collected values, labels and weights.
     """
-    taker = (CustomSteps if phase.step is not None else GradientSteps)(phase, params, context)
-    kept = Collected()
-    per_step = phase.amount.per_step
+    per_step, collect = phase.amount.per_step, phase.collect
     count = len(plan.batches) // per_step
     numbers = torch.arange(max(count, 1)).unbind()
-    source = Batches(data, plan)
-    for step in range(count):
-        chosen = range(step * per_step, (step + 1) * per_step)
-        batches = tuple(source[number] for number in chosen)
-        aux = taker.take(step, batches[0] if per_step == 1 else batches, key.at(numbers[step]))
-        if phase.collect == "all" or (phase.collect == "last" and step * per_step >= plan.last_epoch):
-            kept.add(aux, batches)
-    result = [*taker.leaves(), torch.tensor(count), taker.loss_sum / max(count, 1)]
-    if phase.collect != "none":
+    source, kept = Batches(data, plan), Collected()
+    with memory_for(phase, params, context) as memory:
+        taker = (CustomSteps if phase.step is not None else GradientSteps)(phase, memory)
+        for step in range(count):
+            chosen = range(step * per_step, (step + 1) * per_step)
+            batches = tuple(source[number] for number in chosen)
+            aux = taker.take(step, batches[0] if per_step == 1 else batches, key.at(numbers[step]))
+            if collect == "all" or (collect == "last" and step * per_step >= plan.last_epoch):
+                kept.add(aux, batches)
+        result = [*memory.result(), torch.tensor(count), taker.loss_sum / max(count, 1)]
+    if collect != "none":
         if not kept.rows:
             kept.rows.append(nothing_collected(phase, params, context, data, key))
         result += kept.tensors()

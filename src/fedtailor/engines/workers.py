@@ -31,21 +31,29 @@ class Workers:
     def __init__(self, workers: int = 0) -> None:
         """``workers`` threads; 0: one per physical core that this process may use."""
         self.workers = workers or physical_cores()
+        self._pool: ThreadPoolExecutor | None = None
         keep_pages()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
         order = sorted(range(len(jobs)), key=lambda position: (-jobs[position].size, position))
-        with one_thread(), ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        with one_thread():
+            if self._pool is None:  # threads stay until the engine is closed, and with them what they have recorded
+                self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+            pool = self._pool
             running = {position: pool.submit(run_job, program, common, jobs[position]) for position in order}
             try:
                 return [running[position].result() for position in range(len(jobs))]
             except BaseException:
                 pool.shutdown(cancel_futures=True)  # an interrupted run starts no further client
+                self._pool = None
                 raise
 
     def close(self) -> None:
-        """Do nothing: nothing is held between calls."""
+        """End the threads; a later call starts them anew."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
 
 def physical_cores() -> int:

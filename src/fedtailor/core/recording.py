@@ -1,0 +1,208 @@
+"""A recording: the tensor operations of a function, run again on the same memory with nothing in between.
+
+What a CUDA graph is on a GPU: the function runs once; every operation, and the memory of its results, is kept; a
+replay runs the operations again, in order, on what the inputs hold by then. Numbers and branches of Python are frozen,
+so a function that looks at values of its tensors or draws random numbers is refused. Views cost nothing (no memory
+moves), nor does automatic differentiation, of which only the operations are left. A replay calls the same kernels on
+the same shapes, so its results are the function's own, bit for bit, but for operations that go another way when they
+are watched (some of linear algebra do): whoever replays compares first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+MOST_BYTES = 4 * 2**20
+"""Memory that one recording may hold: larger steps have enough to do for overhead not to count."""
+_MOST_COPIED = 2**14
+"""Bytes that an operation without a form that writes to given memory may copy: convolutions of images have more."""
+_REFUSED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
+_HOST_READS = {Tensor.numpy, Tensor.__array__, Tensor.tolist}
+
+
+class CannotRecord(Exception):
+    """A replay would not repeat what the function does, or would not be faster."""
+
+
+class Recording:
+    """What a function did; :meth:`replay` does it again."""
+
+    def __init__(self, outputs: Sequence[Tensor], calls: Sequence[Callable[[], Any]], read: set[int]) -> None:
+        self.outputs = list(outputs)
+        """What the function returned; every replay overwrites them."""
+        self._calls, self._read = list(calls), read
+
+    def __len__(self) -> int:
+        """Return the number of operations of a replay."""
+        return len(self._calls)
+
+    def reads(self, tensor: Tensor) -> bool:
+        """Return whether any operation reads the memory of this input."""
+        return _memory(tensor) in self._read
+
+    def replay(self) -> None:
+        """Run the operations again on what the inputs hold now."""
+        with torch.no_grad():
+            for call in self._calls:
+                call()
+
+
+def record(function: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -> Recording:
+    """Run ``function`` once and return its recording.
+
+    Args:
+        function: without side effects; every tensor that changes between replays is one of ``inputs``.
+        inputs: tensors whose memory stays where it is, whatever values it holds.
+
+    Raises:
+        CannotRecord: the function reads values on the host, draws random numbers, writes to an input, works on more
+            than ``MOST_BYTES``, or has large operations that cannot write to given memory.
+    """
+    recorder = _Recorder(inputs)
+    with _NoHostReads(), recorder:
+        outputs = [output.detach() for output in function()]
+    with torch.no_grad():
+        return Recording(outputs, [step.call() for step in recorder.steps], recorder.read)
+
+
+class _Step(NamedTuple):
+    """One operation."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    made: list[Tensor]
+    """Its results in memory of their own; none if it writes to its arguments."""
+
+    def written(self) -> list[Tensor]:
+        """Return the arguments that it writes to."""
+        by_place = zip(self.func._schema.arguments, self.args, strict=False)
+        by_name = ((argument, self.kwargs.get(argument.name)) for argument in self.func._schema.arguments)
+        return _tensors([value for argument, value in (*by_place, *by_name) if argument.is_write])
+
+    def call(self) -> Callable[[], Any]:
+        """Return what runs the operation into the same memory again, having run it once.
+
+        Raises:
+            CannotRecord: its results are large, and it cannot write to given memory.
+        """
+        args, kwargs, made = tree_map_only(Tensor, Tensor.detach, (self.args, self.kwargs, self.made))
+        if not made:
+            call = partial(self.func, *args, **kwargs)
+            call()
+            return call
+        for form, where in _writing_forms(self.func, made):
+            call = partial(form, *args, **kwargs, **where)
+            try:
+                call()
+            except (TypeError, RuntimeError):  # this form wants its arguments otherwise
+                continue
+            return call
+        if sum(tensor.nbytes for tensor in made) > _MOST_COPIED:
+            raise CannotRecord(f"it would copy large results: {self.func.name()}")
+        return partial(_run_and_copy, partial(self.func, *args, **kwargs), made)
+
+
+def _writing_forms(func: Any, made: list[Tensor]) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Return the forms of an operation that write to given memory, and their arguments for it; the fastest first."""
+    names = [argument.name for argument in func._schema.arguments]
+    packet = func.overloadpacket
+    for overload in (getattr(packet, name) for name in packet.overloads()):
+        arguments = overload._schema.arguments
+        outs = [argument.name for argument in arguments if argument.is_out]
+        same = [argument.name for argument in arguments if not argument.is_out] == names
+        if not same or len(outs) != len(made):
+            continue
+        if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CPU"):  # the others copy, too
+            for module in (torch, torch._C._nn):
+                if hasattr(module, packet.__name__):
+                    yield getattr(module, packet.__name__), {"out": made[0] if len(made) == 1 else tuple(made)}
+            yield overload, dict(zip(outs, made, strict=True))
+
+
+def _run_and_copy(function: Callable[[], Any], made: list[Tensor]) -> None:
+    for tensor, result in zip(made, _tensors(function()), strict=True):
+        tensor.copy_(result)
+
+
+class _NoHostReads(TorchFunctionMode):
+    """Refuses what takes values out of PyTorch without an operation."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function of PyTorch's."""
+        if func in _HOST_READS:
+            raise CannotRecord(f"it reads values on the host: {func.__name__}")
+        return func(*args, **(kwargs or {}))
+
+
+class _Recorder(TorchDispatchMode):
+    """Keeps the operations that run, below automatic differentiation and ``torch.func`` transforms."""
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.inputs = {_memory(tensor) for tensor in inputs}
+        self.changing = set(self.inputs)
+        """Memory whose values may differ between replays."""
+        self.constants: dict[int, Tensor] = {}
+        """What else was made, by its memory."""
+        self.read: set[int] = set()
+        self.steps: list[_Step] = []
+        self.held = sum(tensor.nbytes for tensor in inputs)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and keep it if a replay must run it."""
+        if not _REFUSED.isdisjoint(func.tags) and not _looks_up(func, args):
+            raise CannotRecord(f"it looks at values or draws random numbers: {func.name()}")
+        step = _Step(func, args, kwargs or {}, [])
+        if func._schema.is_mutable:
+            self._thaw(step)
+        output = func(*args, **step.kwargs)
+        given = {_memory(tensor) for tensor in _tensors((args, kwargs))}
+        made = [tensor for tensor in _tensors(output) if _memory(tensor) not in given]
+        self.held += sum(tensor.nbytes for tensor in made)
+        if self.held > MOST_BYTES:
+            raise CannotRecord(f"it works on more than {MOST_BYTES} bytes")
+        self.read |= given
+        if func._schema.is_mutable:
+            self.steps.append(step)
+        elif made and self.changing.isdisjoint(given):
+            self.constants |= {_memory(tensor): tensor for tensor in made}
+        elif made:  # else it is a view, which moves no memory
+            self.changing |= {_memory(tensor) for tensor in made}
+            self.steps.append(step._replace(made=made))
+        return output
+
+    def _thaw(self, step: _Step) -> None:
+        """What an operation is about to write to changes; a constant gets its value back first, in every replay."""
+        for tensor in step.written():
+            where = _memory(tensor)
+            if where in self.inputs:
+                raise CannotRecord(f"it writes to one of its inputs: {step.func.name()}")
+            if where in self.constants:
+                constant = self.constants.pop(where)
+                self.steps.append(_Step(torch.ops.aten.copy_.default, (constant, constant.clone()), {}, []))
+            self.changing.add(where)
+
+
+def _looks_up(func: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether an operation picks elements by number; picking by mask gives as many as the mask's values say."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return not any(indices.dtype in (torch.bool, torch.uint8) for indices in _tensors(args[1]))
+
+
+def _memory(tensor: Tensor) -> int:
+    """Return what tells one piece of memory from another as long as both are held."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
