@@ -35,8 +35,8 @@ How fast training is, how that was measured, and on what. The tables are written
 * **Small steps are recorded.** A perceptron, or a head on cached features, spends most of a step between its products.
   After 16 steps of one shape, its operations are recorded with the memory that they work on, as a CUDA graph does on a
   GPU, and from then on run from a list, without automatic differentiation or Python's numbers in between. A recording
-  is used when it has given the same as the step itself, bit for bit, on three other batches; steps that draw random
-  numbers, look at values, or have large convolutions run as they are.
+  is used when it has given the same as the step itself, bit for bit, on three other batches; steps that look at
+  values, or have large convolutions, run as they are.
 * **Processes where steps are short.** Below a millisecond threads hold each other up; `processes` maps the same
   data into processes of their own. `engine.name = "auto"` times ten steps and chooses between the two, which give
   the same bits.

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedtailor.core.recording import CannotRecord, record
+from fedtailor.core.recording import CannotRecord, host_call, record
 
 WEIGHT, BIAS, X, Y = (4, 6), (4,), (5, 6), 5
 
@@ -48,7 +48,7 @@ def normalized(weight, bias, x, y):
 
 
 def writes_to_a_constant(weight, bias, x, y):
-    counts = torch.zeros(4).scatter_add_(0, y, torch.ones(len(y)))
+    counts = bias.new_zeros(4).scatter_add_(0, y, torch.ones(len(y)))
     counts.add_(1)
     return [counts, torch.zeros(4, 6).index_add_(0, y, x) / counts[:, None]]
 
@@ -121,7 +121,7 @@ def test_views_and_constants_are_not_run_again():
     (x,) = places = [torch.randn(3, 4)]
 
     def function():
-        scale = torch.ones(4).exp().sum()  # the same in every replay
+        scale = torch.ones_like(x[0]).exp().sum()  # the same in every replay
         return [(x.T.reshape(2, 6).unsqueeze(0) * scale).squeeze(0).T]
 
     recording = record(function, places)
@@ -171,7 +171,24 @@ def test_results_whose_size_depends_on_values_are_refused(choose):
 @pytest.mark.parametrize("draw", [torch.rand_like, F.dropout, torch.bernoulli, lambda x: x + torch.randn(3)])
 def test_random_numbers_are_refused(draw):
     x = torch.rand(3)
-    assert "random" in refused(lambda: [draw(x)], x)
+    assert "generator" in refused(lambda: [draw(x)], x)
+
+
+def test_a_call_on_the_host_is_made_again():
+    x, number = torch.ones(3), torch.tensor(2)
+
+    def function():
+        drawn = host_call(lambda value: torch.full((3,), float(value)).sqrt_(), [number])
+        return [x * drawn.add_(1)]
+
+    recording = record(function, [x, number])
+    assert recording.reads(number)
+    assert len(recording) == 3
+    for value in (9, 4, 4):
+        number.fill_(value)
+        recording.replay()
+        assert torch.equal(recording.outputs[0], x * (value**0.5 + 1))
+    assert torch.equal(function()[0], recording.outputs[0])  # outside a recording, too
 
 
 def test_writing_to_an_input_is_refused():

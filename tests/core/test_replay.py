@@ -81,6 +81,15 @@ def step_number_loss(task, params, context, batch, key):
     return output._replace(loss=output.loss * (1 + key.step + key.client))
 
 
+def noisy_loss(task, params, context, batch, key):
+    """Draw by key, for all examples at once and for every one."""
+    noise = normal(key.fold("weights"), tuple(params["head.bias"].shape))
+    rows = torch.func.vmap(lambda row: normal(key._replace(client=row), (3,)))(torch.arange(2))
+    moved = {**params, "head.bias": params["head.bias"] + noise}
+    output = classification_loss(task, moved, (), batch, key)
+    return output._replace(loss=output.loss + (params["head.bias"] * rows).sum())
+
+
 PHASES = {
     "plain": (classification_loss, {"training": TRAINING}),
     "clipped": (classification_loss, {"training": Training(lr=0.1, epochs=3, batch_size=4, clip_norm=0.1)}),
@@ -89,6 +98,7 @@ PHASES = {
     "context": (partial(pulled_loss, penalty=0.1), {"training": TRAINING, "collect": "all"}),
     "last epoch": (partial(pulled_loss, penalty=0.1), {"training": TRAINING, "collect": "last"}),
     "several batches": (two_batches_loss, {"training": TRAINING, "batches_per_step": 2}),
+    "noise": (noisy_loss, {"training": TRAINING}),
     "key": (step_number_loss, {"training": TRAINING}),
 }
 
@@ -236,9 +246,10 @@ def watched_loss(task, params, context, batch, key):
     return output._replace(loss=output.loss + torch.linalg.eigvalsh(many @ many.T).sum())
 
 
-def noisy_loss(task, params, context, batch, key):
+def drawing_loss(task, params, context, batch, key):
+    """Draw from PyTorch's generator."""
     output = classification_loss(task, params, (), batch, key)
-    return output._replace(loss=output.loss + normal(key, (1,)).sum())
+    return output._replace(loss=torch.nn.functional.dropout(output.loss, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -247,7 +258,7 @@ def noisy_loss(task, params, context, batch, key):
         (looking_loss, "a replay gives something else"),
         (changing_loss, "a replay gives something else"),
         (watched_loss, "a replay gives something else"),
-        (noisy_loss, "it looks at values or draws random numbers: aten::_local_scalar_dense"),
+        (drawing_loss, "it looks at values or draws from a generator: aten::bernoulli_.float"),
     ],
 )
 def test_what_a_replay_would_not_repeat_runs_as_it_is(monkeypatch, world, loss, reason):

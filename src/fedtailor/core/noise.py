@@ -7,6 +7,7 @@ Each function is a building block: one implementation for one client, one for a 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import rng
+from fedtailor.core.recording import host_call
 from fedtailor.core.rng import Key
 
 _CHUNK = 2**20  # words read at once (8 MiB), so that a long draw needs little memory
@@ -84,7 +86,7 @@ class _Draw(torch.autograd.Function):
 
     @staticmethod
     def forward(kind: Kind, shape: tuple[int, ...], purpose: int, *where: Tensor) -> Tensor:
-        return _draw_one(kind, shape, purpose, *(int(word) for word in where))
+        return host_call(partial(_draw_one, kind, shape, purpose), where)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

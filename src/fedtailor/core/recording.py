@@ -2,14 +2,15 @@
 
 What a CUDA graph is on a GPU: the function runs once; every operation, and the memory of its results, is kept; a
 replay runs the operations again, in order, on what the inputs hold by then. Numbers and branches of Python are frozen,
-so a function that looks at values of its tensors or draws random numbers is refused. Views cost nothing (no memory
-moves), nor does automatic differentiation, of which only the operations are left. A replay calls the same kernels on
-the same shapes, so its results are the function's own, bit for bit, but for operations that go another way when they
-are watched (some of linear algebra do): whoever replays compares first.
+so a function that looks at values of its tensors is refused, but for what it calls by :func:`host_call`. Views cost
+nothing (no memory moves), nor does automatic differentiation, of which only the operations are left. A replay calls the
+same kernels on the same shapes, so its results are the function's own, bit for bit, but for operations that go another
+way when they are watched (some of linear algebra do): whoever replays compares first.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 MOST_BYTES = 4 * 2**20
@@ -25,6 +26,8 @@ MOST_BYTES = 4 * 2**20
 _MOST_COPIED = 2**14
 """Bytes that an operation without a form that writes to given memory may copy: convolutions of images have more."""
 _REFUSED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
+_FROM_SHAPES = set("ones_like zeros_like full_like empty_like new_zeros new_ones new_full new_empty".split())
+"""Operations that use the shape of a tensor and not its values."""
 _HOST_READS = {Tensor.numpy, Tensor.__array__, Tensor.tolist}
 
 
@@ -63,14 +66,44 @@ def record(function: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -
         inputs: tensors whose memory stays where it is, whatever values it holds.
 
     Raises:
-        CannotRecord: the function reads values on the host, draws random numbers, writes to an input, works on more
-            than ``MOST_BYTES``, or has large operations that cannot write to given memory.
+        CannotRecord: the function reads values on the host, draws from PyTorch's generator, writes to an input, works
+            on more than ``MOST_BYTES``, or has large operations that cannot write to given memory.
     """
-    recorder = _Recorder(inputs)
-    with _NoHostReads(), recorder:
-        outputs = [output.detach() for output in function()]
+    recorder = _current.recorder = _Recorder(inputs)
+    try:
+        with _NoHostReads(), recorder:
+            outputs = [output.detach() for output in function()]
+    finally:
+        _current.recorder = None
     with torch.no_grad():
         return Recording(outputs, [step.call() for step in recorder.steps], recorder.read)
+
+
+def host_call(function: Callable[..., Tensor], places: Sequence[Tensor]) -> Tensor:
+    """Return ``function`` of the whole numbers in ``places``, 0-d tensors; a replay calls it again, unlike Python else.
+
+    Args:
+        function: gives a new tensor, whose shape does not depend on the numbers.
+        places: where it finds them.
+    """
+    call = partial(_call_with_numbers, function, places)
+    recorder = _current.recorder
+    return call() if recorder is None else recorder.host_call(call, places)
+
+
+def _call_with_numbers(function: Callable[..., Tensor], places: Sequence[Tensor]) -> Tensor:
+    return function(*(int(place) for place in places))
+
+
+class _HostStep(NamedTuple):
+    """A function of Python's that is called again."""
+
+    function: Callable[[], Tensor]
+    made: Tensor
+
+    def call(self) -> Callable[[], Any]:
+        """Return what calls it again and puts the result where it was."""
+        return partial(_copy, self.made, self.function)
 
 
 class _Step(NamedTuple):
@@ -108,7 +141,9 @@ class _Step(NamedTuple):
             return call
         if sum(tensor.nbytes for tensor in made) > _MOST_COPIED:
             raise CannotRecord(f"it would copy large results: {self.func.name()}")
-        return partial(_run_and_copy, partial(self.func, *args, **kwargs), made)
+        if len(made) > 1:
+            return partial(_copy_all, made, partial(self.func, *args, **kwargs))
+        return partial(_copy, made[0], partial(self.func, *args, **kwargs))
 
 
 def _writing_forms(func: Any, made: list[Tensor]) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
@@ -128,7 +163,11 @@ def _writing_forms(func: Any, made: list[Tensor]) -> Iterator[tuple[Callable[...
             yield overload, dict(zip(outs, made, strict=True))
 
 
-def _run_and_copy(function: Callable[[], Any], made: list[Tensor]) -> None:
+def _copy(made: Tensor, function: Callable[[], Tensor]) -> None:
+    made.copy_(function())
+
+
+def _copy_all(made: list[Tensor], function: Callable[[], Any]) -> None:
     for tensor, result in zip(made, _tensors(function()), strict=True):
         tensor.copy_(result)
 
@@ -154,31 +193,44 @@ class _Recorder(TorchDispatchMode):
         self.constants: dict[int, Tensor] = {}
         """What else was made, by its memory."""
         self.read: set[int] = set()
-        self.steps: list[_Step] = []
+        self.steps: list[_Step | _HostStep] = []
         self.held = sum(tensor.nbytes for tensor in inputs)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and keep it if a replay must run it."""
         if not _REFUSED.isdisjoint(func.tags) and not _looks_up(func, args):
-            raise CannotRecord(f"it looks at values or draws random numbers: {func.name()}")
+            raise CannotRecord(f"it looks at values or draws from a generator: {func.name()}")
         step = _Step(func, args, kwargs or {}, [])
         if func._schema.is_mutable:
             self._thaw(step)
         output = func(*args, **step.kwargs)
         given = {_memory(tensor) for tensor in _tensors((args, kwargs))}
         made = [tensor for tensor in _tensors(output) if _memory(tensor) not in given]
-        self.held += sum(tensor.nbytes for tensor in made)
-        if self.held > MOST_BYTES:
-            raise CannotRecord(f"it works on more than {MOST_BYTES} bytes")
+        self._hold(made)
         self.read |= given
         if func._schema.is_mutable:
             self.steps.append(step)
-        elif made and self.changing.isdisjoint(given):
+        elif made and (self.changing.isdisjoint(given) or func.overloadpacket.__name__ in _FROM_SHAPES):
             self.constants |= {_memory(tensor): tensor for tensor in made}
         elif made:  # else it is a view, which moves no memory
             self.changing |= {_memory(tensor) for tensor in made}
             self.steps.append(step._replace(made=made))
         return output
+
+    def host_call(self, call: Callable[[], Tensor], places: Sequence[Tensor]) -> Tensor:
+        """Call a function whose inside is not recorded, and keep the call."""
+        with _disable_current_modes():
+            made = call()
+        self._hold([made])
+        self.read |= {_memory(place) for place in places}
+        self.changing.add(_memory(made))
+        self.steps.append(_HostStep(call, made))
+        return made
+
+    def _hold(self, made: Sequence[Tensor]) -> None:
+        self.held += sum(tensor.nbytes for tensor in made)
+        if self.held > MOST_BYTES:
+            raise CannotRecord(f"it works on more than {MOST_BYTES} bytes")
 
     def _thaw(self, step: _Step) -> None:
         """What an operation is about to write to changes; a constant gets its value back first, in every replay."""
@@ -190,6 +242,15 @@ class _Recorder(TorchDispatchMode):
                 constant = self.constants.pop(where)
                 self.steps.append(_Step(torch.ops.aten.copy_.default, (constant, constant.clone()), {}, []))
             self.changing.add(where)
+
+
+class _Current(threading.local):
+    """The recorder of this thread, while it records."""
+
+    recorder: _Recorder | None = None
+
+
+_current = _Current()
 
 
 def _looks_up(func: Any, args: tuple[Any, ...]) -> bool:
