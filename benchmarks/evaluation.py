@@ -4,9 +4,9 @@
 
 One global model is scored on the test examples of 100 clients, 250 random images each (speed only). The peer does
 what the tools in use do: client after client, a DataLoader over (x, y) tuples in batches of 50, one forward pass per
-batch, counts of hits and the summed loss; with PyTorch's default number of threads and with one. Ours computes, for
-every client, hits and loss by class and the calibration error from the same passes. Each arm runs in a process of its
-own.
+batch, counts of hits and the summed loss; with PyTorch's default number of threads, with one, and tuned as in
+``train_step.py``. Ours computes, for every client, hits and loss by class and the calibration error from the same
+passes. Each arm runs in a process of its own; what a run does once is done before.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from train_step import ARMS, SETTINGS, alternate, as_lists, machine, speedups, torch_module
+from train_step import ARMS, SETTINGS, alternate, as_lists, machine, speedups, torch_module, tune
 
 CLIENTS, EXAMPLES, BATCH = 100, 250, 50
 
@@ -34,12 +36,11 @@ def examples(setting: dict[str, Any]) -> tuple[Any, Any]:
     return x, torch.randint(setting["classes"], (len(x),), generator=generator)
 
 
-def peer_block(name: str, setting: dict[str, Any], clients: list[list[Any]]) -> None:
+def peer_block(module: Any, clients: list[list[Any]]) -> None:
     """Score every client after the other as peers do; ``clients`` are lists of examples."""
     import torch
     from torch.utils.data import DataLoader
 
-    module = torch_module(name, setting["classes"]).eval()
     for examples_of_one in clients:
         hits, loss = 0, 0.0
         with torch.no_grad():
@@ -49,10 +50,8 @@ def peer_block(name: str, setting: dict[str, Any], clients: list[list[Any]]) -> 
                 loss += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
 
 
-def our_block(name: str, setting: dict[str, Any], data: Any, workers: int) -> None:
-    """Score the same clients with FedAvg's global model on the workers engine."""
-    from functools import partial
-
+def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Callable[[], None]:
+    """Return what scores the same clients with FedAvg's global model on an engine."""
     import torch
 
     from fedtailor.algorithms.fedavg import FedAvg
@@ -61,7 +60,6 @@ def our_block(name: str, setting: dict[str, Any], data: Any, workers: int) -> No
     from fedtailor.core.federation import Federation, Split
     from fedtailor.core.programs import Common, make_row, score_program
     from fedtailor.core.task import Task
-    from fedtailor.engines.workers import Workers
     from fedtailor.models import build_model
 
     algorithm = FedAvg()
@@ -71,9 +69,14 @@ def our_block(name: str, setting: dict[str, Any], data: Any, workers: int) -> No
     federation = Federation(*data, [Split(none, none, row) for row in rows], task)
     model = algorithm.init_server(task, rng.new_key(0))["model"]
     common = Common(*data, federation.scale, torch.tensor(0), torch.tensor(1), model)
-    jobs = [Job(client, task, make_row(federation, client, (), ()), EXAMPLES) for client in range(CLIENTS)]
-    outputs = Workers(workers).map(partial(score_program, algorithm=algorithm), common, jobs)
-    assert sum(float(scores.class_total.sum()) for scores in outputs) == CLIENTS * EXAMPLES
+    program = partial(score_program, algorithm=algorithm)
+
+    def block() -> None:
+        jobs = [Job(client, task, make_row(federation, client, (), ()), EXAMPLES) for client in range(CLIENTS)]
+        outputs = engine.map(program, common, jobs)
+        assert sum(float(scores.class_total.sum()) for scores in outputs) == CLIENTS * EXAMPLES
+
+    return block
 
 
 def serve(arm: str, name: str) -> None:
@@ -82,19 +85,25 @@ def serve(arm: str, name: str) -> None:
 
     setting = SETTINGS[name]
     x, y = examples(setting)
-    ours = arm.startswith("ours")
-    if ours and x.dim() == 4:
-        x = x.contiguous(memory_format=torch.channels_last)
-    if not ours:
+    if arm.startswith("ours"):
+        from fedtailor.engines.workers import Workers
+
+        if x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        engine = Workers(1 if arm == "ours_1" else 0)
+        block = our_block(name, setting, (x, y), engine)
+    else:
         torch.set_num_threads(1 if arm == "peer_1" else torch.get_num_threads())
-        clients = as_lists(x, y, CLIENTS, EXAMPLES)
+        module = torch_module(name, setting["classes"]).eval()
+        if arm == "peer_tuned":
+            tune(module)
+        block = partial(peer_block, module, as_lists(x, y, CLIENTS, EXAMPLES))
     for _ in sys.stdin:
         start = time.perf_counter()
-        if ours:
-            our_block(name, setting, (x, y), 1 if arm == "ours_1" else 0)
-        else:
-            peer_block(name, setting, clients)
+        block()
         print(time.perf_counter() - start, flush=True)
+    if arm.startswith("ours"):
+        engine.close()
 
 
 def run(name: str, blocks: int) -> dict[str, Any]:
@@ -124,7 +133,7 @@ def main() -> None:
         path = Path(__file__).parent / "results" / f"evaluation-{arguments.model}.json"
         path.write_text(json.dumps(record, indent=1) + "\n")
     for arm in ARMS:
-        print(f"{arm:8} {record[arm]['examples_per_second']:8,d} examples/s")
+        print(f"{arm:10} {record[arm]['examples_per_second']:8,d} examples/s")
     for label, ratio in record["speedup"].items():
         print(f"speed-up over {label}: {ratio:.2f}")
 

@@ -5,9 +5,11 @@
 Ours are the engines that ``auto`` would choose for long runs: processes for the perceptron, whose steps take less than
 a millisecond, workers (threads) for the convolutional networks; processes are started before the first block that
 counts. The peer does what the tools in use do: a torch.nn module per client, a DataLoader over (x, y) tuples with
-shuffling, torch.optim.SGD, one client after the other, with PyTorch's default number of threads and with one. Each arm
-runs in a process of its own, because our allocator setting would help the peer too. All arms train the same clients for
-the same number of steps on random images (speed only); blocks alternate, ratios are taken within a block.
+shuffling, torch.optim.SGD, one client after the other, with PyTorch's default number of threads and with one; and, to
+show what is left of the difference, with default threads, our allocator setting, and convolutions channels last
+(``peer_tuned``: no tool does that). Each arm runs in a process of its own. All arms train the same clients for the same
+number of steps on random images (speed only); what a run does once (data, clients, the first model) is done before;
+blocks alternate, ratios are taken within a block.
 
 FLOPs count forward, backward for weights, and backward for inputs but of the first layer. Two peaks are measured in
 every block, with one thread per core: float32 matrix products (sgemm) and large convolutions; the best counts.
@@ -24,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 ENGINES = {"cifar_cnn": "workers", "emnist_cnn": "workers", "mlp": "processes"}
 """Model -> engine of ours."""
 _W = (128, 128, 5, 5)
-ARMS = ("ours", "ours_1", "peer", "peer_1")
+ARMS = ("ours", "ours_1", "peer", "peer_1", "peer_tuned")
 
 
 def torch_module(name: str, classes: int) -> Any:
@@ -72,14 +75,23 @@ def as_lists(x: Any, y: Any, clients: int, examples: int) -> list[list[Any]]:
     ]
 
 
-def peer_block(name: str, setting: dict[str, Any], clients: list[list[Any]]) -> int:
+def tune(module: Any) -> None:
+    """Give the peer our allocator setting, and convolutions channels last."""
+    import torch
+
+    from fedtailor.engines.workers import keep_pages
+
+    keep_pages()
+    module.to(memory_format=torch.channels_last)
+
+
+def peer_block(common: Any, setting: dict[str, Any], clients: list[list[Any]]) -> int:
     """Train every client after the other as peers do; return the number of steps. ``clients`` are lists of examples."""
     import copy
 
     import torch
     from torch.utils.data import DataLoader
 
-    common = torch_module(name, setting["classes"])
     steps = 0
     for examples_of_one in clients:
         module = copy.deepcopy(common).train()
@@ -95,10 +107,8 @@ def peer_block(name: str, setting: dict[str, Any], clients: list[list[Any]]) -> 
     return steps
 
 
-def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> int:
-    """Train the same clients with FedAvg on an engine; return the number of steps."""
-    from functools import partial
-
+def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Callable[[], int]:
+    """Return what trains the same clients with FedAvg on an engine, and gives the number of steps."""
     import torch
 
     from fedtailor.algorithms.fedavg import FedAvg
@@ -119,10 +129,13 @@ def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> int
     federation = Federation(data[0], data[1], [Split(row, none, none) for row in rows], task)
     server = algorithm.init_server(task, rng.new_key(0))
     common = Common(*data, federation.scale, torch.tensor(0), torch.tensor(1), server)
-    jobs = [Job(client, task, make_row(federation, client, (), ()), EXAMPLES) for client in range(CLIENTS)]
     program = partial(train_program, algorithm=algorithm, evaluate=False)
-    outputs = engine.map(program, common, jobs)
-    return int(sum(output[2]["steps"] for output in outputs))
+
+    def block() -> int:
+        jobs = [Job(client, task, make_row(federation, client, (), ()), EXAMPLES) for client in range(CLIENTS)]
+        return int(sum(output[2]["steps"] for output in engine.map(program, common, jobs)))
+
+    return block
 
 
 def serve(arm: str, name: str) -> None:
@@ -133,20 +146,20 @@ def serve(arm: str, name: str) -> None:
 
     setting = SETTINGS[name]
     x, y = examples(setting)
-    threads = torch.get_num_threads()
     if arm.startswith("ours"):
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         engine = build_engine(EngineOptions(name=ENGINES[name], workers=1 if arm == "ours_1" else 0))
+        block = our_block(name, setting, (x, y), engine)
     else:
-        torch.set_num_threads(1 if arm == "peer_1" else threads)
-        clients = as_lists(x, y, CLIENTS, EXAMPLES)
+        torch.set_num_threads(1 if arm == "peer_1" else torch.get_num_threads())
+        common = torch_module(name, setting["classes"])
+        if arm == "peer_tuned":
+            tune(common)
+        block = partial(peer_block, common, setting, as_lists(x, y, CLIENTS, EXAMPLES))
     for _ in sys.stdin:
         start = time.perf_counter()
-        if arm.startswith("ours"):
-            steps = our_block(name, setting, (x, y), engine)
-        else:
-            steps = peer_block(name, setting, clients)
+        steps = block()
         print(1e3 * (time.perf_counter() - start) / steps, flush=True)
     if arm.startswith("ours"):
         engine.close()
@@ -228,6 +241,7 @@ def speedups(times: dict[str, list[float]]) -> dict[str, float]:
     """Return medians of ratios within a block: of the peer at its better setting, and of both settings, to ours."""
     better = [min(a, b) for a, b in zip(times["peer"], times["peer_1"], strict=True)]
     pairs = {"peer_better": better, "peer_default_threads": times["peer"], "peer_1_thread": times["peer_1"]}
+    pairs |= {"peer_tuned": times["peer_tuned"]}
     return {
         label: round(statistics.median(p / o for p, o in zip(values, times["ours"], strict=True)), 3)
         for label, values in pairs.items()
@@ -266,7 +280,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(SETTINGS), default="cifar_cnn")
     parser.add_argument("--blocks", type=int, default=7, help="paired blocks after the warm-up")
-    parser.add_argument("--json", action="store_true", help="print one JSON object only")
+    parser.add_argument("--json", action="store_true", help="write results/train_step-MODEL.json too")
     parser.add_argument("--serve", choices=ARMS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
@@ -274,14 +288,14 @@ def main() -> None:
         return
     record = run(arguments.model, arguments.blocks)
     if arguments.json:
-        print(json.dumps(record))
-        return
+        path = Path(__file__).parent / "results" / f"train_step-{arguments.model}.json"
+        path.write_text(json.dumps(record, indent=1) + "\n")
     peaks = ", ".join(f"{name} {value:.0f}" for name, value in record["peak_gflops"].items())
     print(f"{record['model']}, {record['blocks']} paired blocks, peaks of all cores in GFLOP/s: {peaks}")
     for arm in ARMS:
         row = record[arm]
         print(
-            f"{arm:8} {row['ms_per_step']:8.3f} ms/step {row['samples_per_second']:7d} samples/s "
+            f"{arm:10} {row['ms_per_step']:8.3f} ms/step {row['samples_per_second']:7d} samples/s "
             f"{row['percent_of_sgemm_peak']:5.1f} % of the sgemm peak, "
             f"{row['percent_of_convolution_peak']:5.1f} % of the convolution peak"
         )
