@@ -64,12 +64,11 @@ def plan_batches(
     moves: list[Tensor] = []
     for epoch in range(-(-needed // per_epoch)):
         words = rng.words((*key[:3], epoch, key[4]), n)
-        order = torch.from_numpy(np.argsort(words, kind="stable"))
-        chosen = [order[start * size : (start + 1) * size] for start in range(per_epoch)]
-        batches.extend(torch.from_numpy(present)[part] for part in chosen)
+        order = np.argsort(words, kind="stable")
+        batches.extend(torch.split(torch.from_numpy(present[order]), size)[:per_epoch])
         if moving is not None:
-            drawn = moving.draw(epoch, n)
-            moves.extend(drawn[part] for part in chosen)
+            drawn = moving.draw(epoch, n)[torch.from_numpy(order)]
+            moves.extend(torch.split(drawn, size)[:per_epoch])
     last_steps = -(-per_epoch // amount.per_step)
     last_epoch = max(steps - last_steps, 0) * amount.per_step
     return Plan(batches[:needed], last_epoch, moves[:needed] if moving is not None else None)

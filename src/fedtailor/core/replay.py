@@ -70,7 +70,7 @@ class Memory:
         """Return ``function(batch, key)``; the next call may overwrite it."""
         if not self.kept:
             return function(batch, key)
-        form = tuple((column.shape, column.stride(), column.dtype) for column in _columns(batch))
+        form = _form(batch) if isinstance(batch, Batch) else tuple(map(_form, batch))
         if form not in self.shapes:
             if len(self.shapes) == _MOST_SHAPES:
                 return function(batch, key)
@@ -188,6 +188,11 @@ def _fixed(value: Any) -> Hashable | None:
         return (type(value), hash(value), value) if frozen else None
     except TypeError:  # it holds something that can change
         return None
+
+
+def _form(batch: Batch) -> Hashable:
+    """Return what batches have in common that one recording does for; labels and weights are as many as images."""
+    return batch.x.shape, batch.x.stride(), batch.x.dtype
 
 
 def _columns(batch: Any) -> Sequence[Tensor]:

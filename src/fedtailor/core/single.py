@@ -126,11 +126,11 @@ def train_one(
     with memory_for(phase, params, context) as memory:
         taker = (CustomSteps if phase.step is not None else GradientSteps)(phase, memory)
         for step in range(count):
-            chosen = range(step * per_step, (step + 1) * per_step)
-            batches = tuple(source[number] for number in chosen)
-            aux = taker.take(step, batches[0] if per_step == 1 else batches, key.at(numbers[step]))
-            if collect == "all" or (collect == "last" and step * per_step >= plan.last_epoch):
-                kept.add(aux, batches)
+            first = step * per_step
+            batch = source[step] if per_step == 1 else tuple(source[first + number] for number in range(per_step))
+            aux = taker.take(step, batch, key.at(numbers[step]))
+            if collect == "all" or (collect == "last" and first >= plan.last_epoch):
+                kept.add(aux, (batch,) if isinstance(batch, Batch) else batch)
         result = [*memory.result(), torch.tensor(count), taker.loss_sum / max(count, 1)]
     if collect != "none":
         if not kept.rows:
