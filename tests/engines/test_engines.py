@@ -254,3 +254,17 @@ def test_a_program_that_cannot_be_stacked_runs_one_by_one_with_a_warning():
     jobs = [Job(client, task, torch.tensor(float(client)), 1) for client in range(3)]
     with pytest.warns(RuntimeWarning, match="engine 'batched' runs clients one by one"):
         assert [float(output) for output in Batched(3).map(program, (), jobs)] == [0.0, 2.0, 4.0]
+
+
+def needs_much_memory(task, common, row):
+    """Ask for memory that no machine has if there are many clients."""
+    if torch._C._functorch.is_batchedtensor(row):
+        torch.empty(2**60)
+    return row + 1
+
+
+def test_too_much_memory_for_a_stack_is_answered_by_the_block_to_set():
+    jobs = [Job(client, TASK, torch.tensor(float(client)), 1) for client in range(6)]
+    with pytest.warns(RuntimeWarning, match=r"6 need more memory than there is, set engine.block = 3 \(it is 8\)\."):
+        outputs = Batched(8).map(needs_much_memory, torch.tensor(0.0), jobs)
+    assert [float(output) for output in outputs] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]

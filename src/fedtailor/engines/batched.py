@@ -51,9 +51,14 @@ class Batched:
         except Exception as reason:  # whatever a client's program raises
             outputs = [run_job(program, common, job) for job in jobs]
             if not any(isinstance(output, Failure) for output in outputs):
-                message = f"engine 'batched' runs clients one by one, because they cannot be stacked: {reason}"
-                warnings.warn(message, RuntimeWarning, stacklevel=2)
+                warnings.warn(self._why_one_by_one(reason, len(jobs)), RuntimeWarning, stacklevel=2)
             return outputs
+
+    def _why_one_by_one(self, reason: Exception, clients: int) -> str:
+        if isinstance(reason, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(reason):
+            setting = f"engine.block = {max(clients // 2, 1)} (it is {self.block})"
+            return f"engine 'batched' runs clients one by one: {clients} need more memory than there is, set {setting}."
+        return f"engine 'batched' runs clients one by one, because they cannot be stacked: {reason}"
 
     def _blocks(self, jobs: Sequence[Job]) -> list[list[int]]:
         """Return positions of clients with one task and similar size."""
