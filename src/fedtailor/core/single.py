@@ -68,17 +68,17 @@ class GradientSteps:
 
     def take(self, step: int, batch: Any, key: Key) -> Tensor | tuple[()]:
         """Take one step; return the values to collect."""
-        loss, *rest = self.memory.run(self._evaluate, batch, key)
-        self.loss_sum += loss
-        split = len(self.own.values)
-        gradients, clip_norm = rest[:split], self.phase.training.clip_norm
+        values = self.memory.run(self._evaluate, batch, key)
+        self.loss_sum += values[0]
+        end = len(self.own.values) + 1
+        gradients, clip_norm = values[1:end], self.phase.training.clip_norm
         if clip_norm and gradients:
             norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
             gradients = list(torch._foreach_mul(gradients, clip_factor(norm, clip_norm)))
         self.optimizer.update(self.own.values, gradients, step)
-        split += len(self.buffers)
-        self.memory.store(self.buffers, rest[len(gradients) : split])
-        return rest[split] if len(rest) > split else ()
+        if self.buffers:
+            self.memory.store(self.buffers, values[end : end + len(self.buffers)])
+        return values[-1] if len(values) > end + len(self.buffers) else ()
 
     def _evaluate(self, batch: Any, key: Key) -> list[Tensor]:
         """Return the loss, the gradients, the updated buffers and the values to collect, if any."""
@@ -100,9 +100,9 @@ class CustomSteps:
     def take(self, step: int, batch: Any, key: Key) -> Tensor | tuple[()]:
         """Take one step; return the values to collect."""
         values = self.memory.run(self._advance, batch, key)
-        split = len(self.memory.params)
-        self.memory.store(self.memory.params, values[:split])
-        return values[split] if len(values) > split else ()
+        end = len(self.memory.params)
+        self.memory.store(self.memory.params, values[:end])
+        return values[end] if len(values) > end else ()
 
     def _advance(self, batch: Any, key: Key) -> list[Tensor]:
         """Return the new parameters, and the values to collect, if any."""
