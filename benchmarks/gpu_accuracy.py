@@ -11,7 +11,6 @@ same model; what differs is rounding, so that single images come out otherwise.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +32,7 @@ from fedtailor.data.mnist import load_fashion_mnist
 from fedtailor.engines.reference import Reference
 from gpu_arms import Graph
 from gpu_device import about, require_device, set_precision, synchronize
-from gpu_step import describe
+from gpu_step import describe, save
 from gpu_work import Work, make_phase, make_plans, place
 from train_step import DECAY, LR, MOMENTUM
 
@@ -141,18 +140,16 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "reference": (by_reference(phase, data, rows, model, arguments.rounds), works[0]),
         "graph": (by_graph(works[1], arm, arguments.rounds), works[1]),
     }
-    for name, (models, work) in sides.items():
-        start, scores = time.perf_counter(), []
-        for leaves in models:
-            scores.append(accuracy(phase, data, test, leaves, work))
-        seconds = time.perf_counter() - start
-        record[name] = {
-            "accuracy": scores,
-            "mean_of_last": sum(scores[-LAST:]) / len(scores[-LAST:]),
-            "seconds": seconds,
-        }
-    pairs = zip(record["reference"]["accuracy"], record["graph"]["accuracy"], strict=True)
-    record["largest_difference"] = max(abs(a - b) for a, b in pairs)
+    record |= {name: {"accuracy": [], "seconds": 0.0} for name in sides}
+    for _ in range(arguments.rounds):
+        for name, (models, work) in sides.items():
+            start, side = time.perf_counter(), record[name]
+            side["accuracy"].append(accuracy(phase, data, test, next(models), work))
+            side["mean_of_last"] = sum(side["accuracy"][-LAST:]) / len(side["accuracy"][-LAST:])
+            side["seconds"] += time.perf_counter() - start
+        pairs = zip(record["reference"]["accuracy"], record["graph"]["accuracy"], strict=True)
+        record["largest_difference"] = max(abs(a - b) for a, b in pairs)
+        save(record, arguments.json)
     return record
 
 
@@ -166,7 +163,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--examples", type=int, default=EXAMPLES)
     parser.add_argument("--unroll", type=int, default=4, help="steps of one graph")
     parser.add_argument("--tf32", action="store_true", help="allow TF32 in matrix products and convolutions")
-    parser.add_argument("--json", metavar="FILE", help="write the record")
+    parser.add_argument("--json", metavar="FILE", help="write the record, after every round")
     parser.set_defaults(autotune=False, deterministic=False)
     return parser
 
@@ -180,9 +177,7 @@ def main() -> None:
         record = run(arguments)
     except FedtailorError as error:
         parser.exit(2, f"{parser.prog}: error: {error.message}\n")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
-    print(f"{record['rounds']} rounds, {record['clients']} clients; {', '.join(record['captured'])}")
+    print(f"{arguments.rounds} rounds, {record['clients']} clients; {', '.join(record['captured'])}")
     for name in ("reference", "graph"):
         side = record[name]
         last = f"{100 * side['accuracy'][-1]:.2f} % after the last round"

@@ -120,7 +120,7 @@ class Eager(Arm):
         self.learner = Learner(work, *places)
         self.sizes = [len(batch) for plan in work.plans for batch in plan]
         chosen = [own[batch] for own, plan in zip(work.rows, work.plans, strict=True) for batch in plan]
-        self.rows = torch.cat(chosen)
+        self.rows = work.pin(torch.cat(chosen))
         self.ones = work.start.new_ones(max(self.sizes))
 
     def round(self) -> Tensor:
@@ -201,9 +201,7 @@ class Batched(Arm):
         rates = torch.zeros(lanes, rows.shape[1], 1, dtype=work.start.dtype)
         for lane, length in enumerate(lengths):
             rates[lane, :length] = -work.phase.training.lr
-        self.host = [table.transpose(0, 1).contiguous() for table in (rows, weight, rates)]
-        if work.device.type == "cuda":
-            self.host = [table.pin_memory() for table in self.host]
+        self.host = [work.pin(table.transpose(0, 1).contiguous()) for table in (rows, weight, rates)]
         self.tables = [work.upload(table).clone() for table in self.host]
         self.shares = torch.tensor([work.shares[client] for client in order], dtype=work.start.dtype).to(work.device)
         position = torch.zeros(1, dtype=torch.int64, device=work.device)

@@ -1,9 +1,9 @@
 """Capture: a function that changes tensors at fixed places runs once and is replayed with nothing in between.
 
 On a GPU that is a CUDA graph. On the CPU the recordings of ``fedtailor.core.recording`` take its place, so that the
-logic of what is captured can be tested there. They refuse what a graph could not repeat, and writes to their inputs:
-the function works on copies of its places, which are written back after each replay. What a recording cannot hold
-(convolutions, more than 4 MiB) has a stand-in that runs the function again; records say so.
+logic of what is captured can be tested there. They hold a fixed list of operations, and refuse writes to memory that
+was there before: the function works on copies of its places, which are written back after each replay. What a
+recording cannot hold (more than 4 MiB, say) has a stand-in that runs the function again; records say so.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ def _capture_graph(function: Function, places: Sequence[Tensor], pool: Any) -> C
                 _restore(places, before)
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # of the side stream, which nobody uses again
         with torch.cuda.graph(graph, pool=pool):
             outputs = list(function(*places))
         _restore(places, before)
@@ -94,11 +95,10 @@ def _capture_graph(function: Function, places: Sequence[Tensor], pool: Any) -> C
 def _capture_recording(function: Function, places: Sequence[Tensor], inputs: Sequence[Tensor]) -> Captured:
     from fedtailor.core.recording import CannotRecord, record
 
-    work = [torch.empty_like(place) for place in places]  # made before, so that they may be written to
-
     def run() -> list[Tensor]:
-        _restore(work, places)
-        return [*work, *function(*work)]
+        work = [place * 1 for place in places]  # clone cannot write to given memory
+        with _PlainSgd():
+            return [*work, *function(*work)]
 
     try:
         recording = record(run, [*places, *inputs])
@@ -110,6 +110,28 @@ def _capture_recording(function: Function, places: Sequence[Tensor], inputs: Seq
         _restore(places, recording.outputs[: len(places)])
 
     return Captured("recording", replay, recording.outputs[len(places) :], operations=len(recording))
+
+
+def plain_sgd(
+    params: list[Tensor],
+    gradients: list[Tensor],
+    momenta: list[Tensor],
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: float,
+    **_: Any,
+) -> None:
+    """Do what ``torch._fused_sgd_`` does, which recordings do not hold."""
+    for param, gradient, velocity in zip(params, gradients, momenta, strict=True):
+        assert param.stride() == gradient.stride() == velocity.stride()  # as the fused form asks for
+        velocity.mul_(momentum).add_(gradient).add_(param, alpha=weight_decay)
+        param.add_(velocity, alpha=-lr)
+
+
+class _PlainSgd(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (plain_sgd if func is torch._fused_sgd_ else func)(*args, **(kwargs or {}))
 
 
 def _restore(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:

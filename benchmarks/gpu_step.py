@@ -15,13 +15,17 @@ First every arm trains a few small clients in float64, and its result is compare
 arm that differs by more than 1e-10 is wrong, and is not timed. Then each arm runs its rounds after warm-up rounds, with
 synchronization around a round only; what its first round gives is compared with that of ``eager`` too. Drawing the
 order of batches is left out in all arms; sending it is not, nor is the weighted mean. An arm that fails is recorded
-with its reason. TF32 is off unless --tf32 turns it on, for matrix products and convolutions alike. On the CPU,
-recordings or stand-ins take the place of graphs: the record says which.
+with its reason. TF32 is off unless --tf32 turns it on, for matrix products and convolutions alike and in every arm; in
+PyTorch it is on for convolutions unless one turns it off, so the peer is not as it comes. When all arms are timed, the
+launches of a few of their steps are counted. On the CPU, recordings or stand-ins take the place of graphs: the record
+says which.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import gc
 import json
 import math
@@ -30,24 +34,37 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpu_arms import ARMS, Arm, Eager, segments
-from gpu_device import about, require_device, set_precision, synchronize, usable
+from gpu_arms import ARMS, Arm, Batched, Eager, segments
+from gpu_device import (
+    about,
+    count_calls,
+    peak_memory,
+    require_device,
+    set_precision,
+    settle_memory,
+    synchronize,
+    usable,
+)
 from gpu_work import MODELS, Work, draw_sizes, random_work
 
 SMALL, SMALL_BATCH = (3, 11, 20, 50, 44), 8
 """Clients of the comparison: of one partial batch, of several, some finished while others go on."""
 MOST_DIFFERENCE = 1e-10
 MOST_DIFFERENCE_FLOAT32 = 1e-2
-"""Of the timed work, after one round: rounding and TF32 give far less."""
-_LAUNCHES = ("LaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
+"""Of the timed work, after one round: rounding gives far less. The time is kept and shown in any case."""
+COUNTED = 12
+"""Steps of a client, at most, whose launches are counted: a profiler takes longer over a round than all arms do."""
+FOOTNOTES = (
+    "peak MiB: allocated in rounds, and what graphs hold in their private pools",
+    "calls/step: kernels, copies and graphs of a client's step (CPU: operators of PyTorch), from a part of a round",
+    "float64, float32: largest difference from eager, on small clients and in the timed work",
+)
 
 
 def describe(captured: list[Any]) -> list[str]:
@@ -62,15 +79,23 @@ def furthest(work: Work, result: Tensor, expected: list[Tensor]) -> float:
     return largest if math.isfinite(largest) else math.inf
 
 
-def check(name: str, arm: str, arguments: argparse.Namespace) -> float:
-    """Return how far an arm is from ``eager`` on the CPU, in float64 on a few small clients."""
-    options: dict[str, Any] = {"dtype": torch.float64, "batch": SMALL_BATCH}
-    oracle = random_work(name, SMALL, device="cpu", **options)
-    expected = oracle.layout.views(Eager(oracle, 1).round().clone())
-    if not furthest(oracle, oracle.start, expected) > 1e-4:
+small_work = functools.partial(random_work, sizes=SMALL, dtype=torch.float64, batch=SMALL_BATCH)
+
+
+@functools.cache
+def oracle(name: str) -> list[Tensor]:
+    """Return what ``eager`` on the CPU makes of a few small clients in float64."""
+    work = small_work(name, device="cpu")
+    expected = work.layout.views(Eager(work, 1).round())
+    if not furthest(work, work.start, expected) > 1e-4:
         raise RuntimeError("the comparison trains nothing")
-    work = random_work(name, SMALL, device=arguments.device, channels_last=not arguments.channels_first, **options)
-    return furthest(work, ARMS[arm](work, arguments.unroll).round(), expected)
+    return expected
+
+
+def check(name: str, arm: str, arguments: argparse.Namespace) -> float:
+    """Return how far an arm is from the oracle."""
+    work = small_work(name, device=arguments.device, channels_last=not arguments.channels_first)
+    return furthest(work, ARMS[arm](work, arguments.unroll).round(), oracle(name))
 
 
 def time_rounds(arm: Arm, arguments: argparse.Namespace) -> list[float]:
@@ -86,51 +111,36 @@ def time_rounds(arm: Arm, arguments: argparse.Namespace) -> list[float]:
     return seconds
 
 
-class _Operators(TorchDispatchMode):
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
-def count_launches(arm: Arm, device: str) -> dict[str, Any]:
-    """Return how often a round calls upon the device: kernels, copies and graphs; on the CPU, operators of PyTorch."""
-    if device != "cuda":
-        with _Operators() as operators:
-            arm.round()
-        return {"operators": operators.count}
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        arm.round()
-        torch.cuda.synchronize()
-    calls = Counter({event.key: event.count for event in profile.key_averages()})
-    found = {key: count for key, count in calls.items() if any(part in key for part in _LAUNCHES)}
-    return {"launches": sum(found.values()), "by_kind": found}
+def count_launches(arm: str, work: Work, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return how often a client's step calls upon the device, from a part of a round; on the CPU, on PyTorch."""
+    stacked = issubclass(ARMS[arm], Batched)
+    clients = sorted(range(len(work.plans)), key=lambda client: -len(work.plans[client]))[: None if stacked else 2]
+    plans = [work.plans[client][:COUNTED] for client in clients]
+    part = dataclasses.replace(work, rows=[work.rows[client] for client in clients], plans=plans)
+    made = ARMS[arm](part, arguments.unroll)
+    made.round()
+    calls = count_calls(made.round, arguments.device)
+    counted: float = part.steps
+    if stacked:  # a stacked step is as many client steps as on average over the round, whose stack shrinks
+        counted = len(plans[0]) * work.steps / max(map(len, work.plans))
+    return {
+        "launches_per_client_step": sum(calls.values()) / counted,
+        "launches_counted": {"clients": len(clients), "steps_of_each_at_most": len(plans[0]), **calls},
+    }
 
 
 def measure(arm: str, work: Work, arguments: argparse.Namespace, results: dict[str, Tensor]) -> dict[str, Any]:
     """Time an arm; what its first round gives goes into ``results``."""
-    device = arguments.device
-    if device == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
     made = ARMS[arm](work, arguments.unroll)
     results[arm] = made.round().cpu()
     row: dict[str, Any] = {"first_round_seconds": time.perf_counter() - start, "capture_seconds": made.capture_seconds}
+    idle = settle_memory(arguments.device)
     seconds = time_rounds(made, arguments)
     median = statistics.median(seconds)
     row |= {"seconds_per_round": median, "ms_per_client_step": 1e3 * median / work.steps, "rounds": seconds}
     row |= {"replays": made.replays, "captured": describe(made.captured)}
-    if device == "cuda":
-        row["peak_mib_allocated"] = torch.cuda.max_memory_allocated() / 2**20
-        row["peak_mib_reserved"] = torch.cuda.max_memory_reserved() / 2**20
-    try:
-        row |= count_launches(made, device)
-    except Exception as reason:  # a profiler that does not work here must not cost the timing
-        row["launches"] = f"not counted: {reason}"
-    return row
+    return row | peak_memory(arguments.device, idle if made.captured else 0)
 
 
 def run_arm(arm: str, work: Work, arguments: argparse.Namespace, results: dict[str, Tensor]) -> dict[str, Any]:
@@ -184,11 +194,23 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             record["arms"] |= elsewhere(left, arguments)
             left = []
         compare(record["arms"], work, results)
-        if arguments.json:
-            Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+        save(record, arguments.json)
         if not arguments.quiet:
             print(f"{arm}: {record['arms'][arm]['status']}", file=sys.stderr, flush=True)
+    for arm, row in record["arms"].items():
+        if "seconds_per_round" in row and "launches_per_client_step" not in row:
+            try:
+                row |= count_launches(arm, work, arguments)
+            except Exception as reason:  # a profiler that does not work here
+                row["launches_counted"] = f"not counted: {str(reason)[:200]}"
+            save(record, arguments.json)
     return record
+
+
+def save(record: dict[str, Any], file: str | None) -> None:
+    """Write a record, if a file for it is given."""
+    if file:
+        Path(file).write_text(json.dumps(record, indent=1) + "\n")
 
 
 def compare(arms: dict[str, Any], work: Work, results: dict[str, Tensor]) -> None:
@@ -206,20 +228,24 @@ def compare(arms: dict[str, Any], work: Work, results: dict[str, Tensor]) -> Non
 
 def table(record: dict[str, Any]) -> str:
     """Return the record as a table for people."""
-    names = ("arm", "ms/step", "s/round", "x peer", "capture s", "peak MiB", "launches", "replays", "difference")
-    lines = [f"{names[0]:14}" + "".join(f"{name:>11}" for name in names[1:])]
+    columns = {  # title -> entry of a row, digits
+        "ms/step": ("ms_per_client_step", 4),
+        "s/round": ("seconds_per_round", 4),
+        "x peer": ("speedup_over_peer", 2),
+        "capture s": ("capture_seconds", 2),
+        "peak MiB": ("peak_mib", 0),
+        "calls/step": ("launches_per_client_step", 2),
+        "replays": ("replays", 0),
+    }
+    lines = [f"{'arm':14}" + "".join(f"{title:>11}" for title in columns) + f"{'float64':>11}{'float32':>11}  status"]
     for arm, row in record["arms"].items():
-        if row["status"] != "ok":
-            lines.append(f"{arm:14} {row['status']}: {row['reason']}")
-            continue
-        launches = row.get("launches", row.get("operators"))
-        cells = [f"{row['ms_per_client_step']:.4f}", f"{row['seconds_per_round']:.4f}"]
-        cells += [f"{row.get('speedup_over_peer', float('nan')):.2f}", f"{row['capture_seconds']:.2f}"]
-        cells += [f"{row['peak_mib_reserved']:.0f}" if "peak_mib_reserved" in row else "-"]
-        cells += [str(launches) if isinstance(launches, int) else "-", str(row["replays"])]
-        lines.append(f"{arm:14}" + "".join(f"{cell:>11}" for cell in [*cells, f"{row['difference_float64']:.1e}"]))
-        lines += [f"{'':14} {text}" for text in row["captured"]]
-    return "\n".join(lines)
+        cells = [f"{row[entry]:.{digits}f}" if entry in row else "-" for entry, digits in columns.values()]
+        differences = (row.get(f"difference_{dtype}", math.nan) for dtype in ("float64", "float32"))
+        cells += [f"{difference:.1e}" for difference in differences]
+        status = row["status"] + (f": {row['reason']}" if "reason" in row else "")
+        lines.append(f"{arm:14}" + "".join(f"{cell:>11}" for cell in cells) + f"  {status}")
+        lines += [f"{'':14} {text}" for text in row.get("captured", [])]
+    return "\n".join([*lines, *FOOTNOTES])
 
 
 def options() -> argparse.ArgumentParser:
@@ -253,11 +279,12 @@ def main() -> None:
     record = run(arguments)
     if arguments.quiet:
         return
-    shown = ", ".join(f"{name} {value}" for name, value in record["precision"].items())
+    shown = ", ".join(f"{name} {value}" for name, value in record["precision"].items() if name != "tf32_note")
     print(f"{record['model']} on {record['machine']['device']}, torch {record['machine']['torch']}; {shown}")
     print(
         f"{record['clients']} clients, {record['client_steps']} steps of {record['batch']}, {record['longest']} at most"
     )
+    print(f"TF32: {record['precision']['tf32_note']}")
     print(table(record))
 
 

@@ -102,8 +102,12 @@ class Work:
             images = images.contiguous()
         return Batch(images, self.y.index_select(0, rows.flatten()).view(rows.shape), weight)
 
+    def pin(self, table: Tensor) -> Tensor:
+        """Return a table in memory from which the device copies while the host goes on."""
+        return table.pin_memory() if self.device.type == "cuda" else table
+
     def upload(self, table: Tensor) -> Tensor:
-        """Return a table of the host on the device."""
+        """Return a pinned table on the device."""
         return table.to(self.device, non_blocking=True)
 
     def tables(self, clients: Sequence[int], length: int) -> tuple[Tensor, Tensor]:
@@ -115,7 +119,7 @@ class Work:
             for step, batch in enumerate(self.plans[client]):
                 rows[lane, step, : len(batch)] = self.rows[client][batch]
                 weight[lane, step, : len(batch)] = 1
-        return (rows.pin_memory(), weight.pin_memory()) if self.device.type == "cuda" else (rows, weight)
+        return self.pin(rows), self.pin(weight)
 
 
 def make_phase(model: str, shape: tuple[int, ...], classes: int, training: Training, options: Any = None) -> Phase:

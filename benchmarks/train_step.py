@@ -7,9 +7,9 @@ a millisecond, workers (threads) for the convolutional networks; processes are s
 counts. The peer does what the tools in use do: a torch.nn module per client, a DataLoader over (x, y) tuples with
 shuffling, torch.optim.SGD, one client after the other, with PyTorch's default number of threads and with one; and, to
 show what is left of the difference, with default threads, our allocator setting, and convolutions channels last
-(``peer_tuned``: no tool does that). Each arm runs in a process of its own. All arms train the same clients for the same
-number of steps on random images (speed only); what a run does once (data, clients, the first model) is done before;
-blocks alternate, ratios are taken within a block.
+(``peer_tuned``: none of those compared does that; its batches still arrive channels first). Each arm runs in a
+process of its own. All arms train the same clients for the same number of steps on random images (speed only); what a
+run does once (data, clients, the first model) is done before; blocks alternate, ratios are taken within a block.
 
 FLOPs count forward, backward for weights, and backward for inputs but of the first layer. Two peaks are measured in
 every block, with one thread per core: float32 matrix products (sgemm) and large convolutions; the best counts.

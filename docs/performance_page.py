@@ -34,9 +34,10 @@ How fast training is, how that was measured, and on what. The tables are written
   are normalized once per round, from resident 8-bit data; there is no data loader.
 * **Small steps are recorded.** A perceptron, or a head on cached features, spends most of a step between its products.
   After 16 steps of one shape, its operations are recorded with the memory that they work on, as a CUDA graph does on a
-  GPU, and from then on run from a list, without automatic differentiation or Python's numbers in between. A recording
-  is used when it has given the same as the step itself, bit for bit, on three other batches; steps that look at
-  values, or have large convolutions, run as they are.
+  GPU, and from then on run from a list, without automatic differentiation or Python in between. A recording is used
+  when it has given the same as the step itself, bit for bit, on three other batches. Steps run as they are on
+  `reference`, where a model has more than 4 MiB, where the loss is a closure, looks at values, or uses operations
+  that are not in a list of tested ones, and where convolutions are large.
 * **Processes where steps are short.** Below a millisecond threads hold each other up; `processes` maps the same
   data into processes of their own. `engine.name = "auto"` times ten steps and chooses between the two, which give
   the same bits.
@@ -77,6 +78,11 @@ def where(record: dict[str, Any]) -> str:
     return f"{processor}, {cores} cores, torch {about['torch']}"
 
 
+def short(value: float) -> str:
+    """Return a time with as many digits as say something."""
+    return f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+
+
 def load_of(record: dict[str, Any]) -> str:
     """Return the load of the machine before a measurement: above 2, other work shared the two cores."""
     before = {**record, **record["machine"]}["load_before"]
@@ -94,7 +100,7 @@ def steps() -> str:
             [
                 f"`{found['model']}`",
                 f"`{found.get('engine', 'workers')}`",
-                *(f"{found[arm]['ms_per_step']:.2f}" for arm in ("ours", "ours_1", "peer", "peer_1")),
+                *(short(found[arm]["ms_per_step"]) for arm in ("ours", "ours_1", "peer", "peer_1")),
                 f"**{speedup['peer_better']:.2f}**",
                 f"{speedup['peer_1_thread']:.2f}",
                 f"{speedup['peer_tuned']:.2f}",
@@ -110,10 +116,10 @@ def steps() -> str:
     )
     text = (
         "## Training steps\n\nThe loop is what the tools in use do: a module per client, a DataLoader over pairs, "
-        "torch's SGD. The tuned loop has what we set for speed outside a step, too, which no tool does: memory that is "
-        "kept, convolutions channels last. Peaks of all cores are measured in the same run, by large matrix products "
-        "and large convolutions; the latter are faster on some processors, so that more than 100 % of the former is "
-        "possible.\n"
+        "torch's SGD. The tuned loop has what we set for speed outside a step, too, which none of those compared "
+        "does: memory that is kept, convolutions channels last. Peaks of all cores are measured in the same run, by "
+        "large matrix products and large convolutions; the latter are faster on some processors, so that more than "
+        "100 % of the former is possible.\n"
     )
     return f"{text}\n{table(head, rows)}\nMeasured on: {where(records[0])}.\n"
 
@@ -144,7 +150,7 @@ def peers() -> str:
     """Return the tables of other libraries."""
     parts = []
     for found in load("peers-*.json"):
-        rows = [[NAMES[arm], f"{one['ms_per_step']:.2f}", f"{one['ratio']:.2f}"] for arm, one in found["arms"].items()]
+        rows = [[NAMES[arm], short(one["ms_per_step"]), f"{one['ratio']:.2f}"] for arm, one in found["arms"].items()]
         head = "| | ms a step | times the first row |"
         title = f"`{found['model']}`, load {load_of(found)}"
         parts.append(f"{title}:\n\n{table(head, rows)}\nMeasured on: {where(found)}.\n")

@@ -53,6 +53,14 @@ def test_features_are_a_linear_layer_on_those_of_the_model_below(kind, float64):
     torch.testing.assert_close(model.head(params, draws), draws @ params["head.weight"].T + params["head.bias"])
 
 
+def test_models_of_the_same_parts_are_equal():
+    base, other = (TASKS["mlp"]().model for _ in range(2))
+    assert GaussianModel(base, 3, 4) == GaussianModel(base, 3, 4)
+    assert hash(GaussianModel(base, 3, 4)) == hash(GaussianModel(base, 3, 4))
+    for model in (GaussianModel(base, 2, 4), GaussianModel(base, 3, 5), GaussianModel(other, 3, 4), base):
+        assert GaussianModel(base, 3, 4) != model
+
+
 def test_initialization_is_pytorchs_distribution():
     model = GaussianModel(build_model("mlp", (4,), 7, {"hidden": 50}), 40, 7)
     params = model.init(new_key(3))

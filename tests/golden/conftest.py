@@ -4,19 +4,12 @@ import pytest
 
 pytest.register_assert_rewrite("golden.compare", "golden.harness")
 
-from fedtailor.core import replay  # noqa: E402
 from golden.harness import Recorder  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def _float64(float64):
     """Compare with NumPy in its own precision."""
-
-
-@pytest.fixture(autouse=True)
-def _no_replays(monkeypatch):
-    """Take every step as it is, so that every draw is seen once; replays are compared with steps elsewhere."""
-    monkeypatch.setattr(replay, "_OFTEN", 10**9)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from fedtailor.core.message import Upload, download_bytes, reduce_field, upload_
 from fedtailor.core.metrics import Scores
 from fedtailor.core.programs import train_program
 from fedtailor.core.protocol import Protocol
+from fedtailor.core.replay import begin_run
 from fedtailor.core.report import Evaluation, RoundReport, record, whole_sum
 from fedtailor.core.soundness import problem_with_output, refuse_total_failure, refuse_total_quarantine
 
@@ -47,6 +48,7 @@ def federate(
         RunError: the work of every client of a round failed.
     """
     protocol.participation.check(federation.population)
+    begin_run()
     with one_thread():  # the server's arithmetic, too, must not depend on the number of cores
         loop = _Loop(algorithm, federation, engine, protocol, seed, storage)
     for round in range(1, protocol.rounds + 1):

@@ -171,10 +171,10 @@ def _problem_with_leaf(leaf: Tensor, shape: tuple[int, ...], field: Field) -> st
     if leaf.dtype != torch.get_default_dtype():
         return f"numbers of type {leaf.dtype} instead of {torch.get_default_dtype()}"
     if leaf.numel():
-        least, most = map(float, torch.aminmax(leaf))  # one pass; not a number if any entry is none
+        least, most = torch.aminmax(leaf)  # one pass; not a number if any entry is none
         if not (math.isfinite(least) and math.isfinite(most)):
             return "values that are not finite"
-        if least < field.low or most > field.high:
+        if bool(least < field.low) or bool(most > field.high):
             return f"values outside [{field.low:g}, {field.high:g}]"
     if field.kind == "covariance" and not _are_covariances(leaf):
         return "not a symmetric positive semi-definite matrix"

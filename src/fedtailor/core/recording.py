@@ -4,8 +4,9 @@ What a CUDA graph is on a GPU: the function runs once; every operation, and the 
 replay runs the operations again, in order, on what the inputs hold by then. Numbers and branches of Python are frozen,
 so a function that looks at values of its tensors is refused, but for what it calls by :func:`host_call`. Views cost
 nothing (no memory moves), nor does automatic differentiation, of which only the operations are left. A replay calls the
-same kernels on the same shapes, so its results are the function's own, bit for bit, but for operations that go another
-way when they are watched (some of linear algebra do): whoever replays compares first.
+same kernels on the same shapes: its results are the function's own, bit for bit. Some operations of PyTorch go another
+way when they are watched, or look at values to raise an error (linear algebra does): so only those of ``operations``
+are recorded.
 """
 
 from __future__ import annotations
@@ -21,14 +22,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from fedtailor.core import operations
+
 MOST_BYTES = 4 * 2**20
 """Memory that one recording may hold: larger steps have enough to do for overhead not to count."""
-_MOST_COPIED = 2**14
+_MOST_COPIED = 2**16
 """Bytes that an operation without a form that writes to given memory may copy: convolutions of images have more."""
-_REFUSED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
-_FROM_SHAPES = set("ones_like zeros_like full_like empty_like new_zeros new_ones new_full new_empty".split())
-"""Operations that use the shape of a tensor and not its values."""
-_HOST_READS = {Tensor.numpy, Tensor.__array__, Tensor.tolist}
+_METADATA = set(
+    "__get__ __len__ dim dtype element_size is_complex is_contiguous is_floating_point ndimension nelement numel size "
+    "storage_offset stride __setitem__ __iter__".split()
+)
+"""Functions that return no tensor, and look at no values."""
+_SPLITS = {torch.tensor_split, Tensor.tensor_split}
+"""Functions that look at the values of a second tensor."""
 
 
 class CannotRecord(Exception):
@@ -38,10 +44,11 @@ class CannotRecord(Exception):
 class Recording:
     """What a function did; :meth:`replay` does it again."""
 
-    def __init__(self, outputs: Sequence[Tensor], calls: Sequence[Callable[[], Any]], read: set[int]) -> None:
+    def __init__(self, outputs: Sequence[Tensor], calls: Sequence[Callable[[], Any]], recorder: _Recorder) -> None:
         self.outputs = list(outputs)
         """What the function returned; every replay overwrites them."""
-        self._calls, self._read = list(calls), read
+        self.nbytes = recorder.held
+        self._calls, self._read = list(calls), recorder.read
 
     def __len__(self) -> int:
         """Return the number of operations of a replay."""
@@ -49,7 +56,7 @@ class Recording:
 
     def reads(self, tensor: Tensor) -> bool:
         """Return whether any operation reads the memory of this input."""
-        return _memory(tensor) in self._read
+        return memory_of(tensor) in self._read
 
     def replay(self) -> None:
         """Run the operations again on what the inputs hold now."""
@@ -66,8 +73,9 @@ def record(function: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -
         inputs: tensors whose memory stays where it is, whatever values it holds.
 
     Raises:
-        CannotRecord: the function reads values on the host, draws from PyTorch's generator, writes to an input, works
-            on more than ``MOST_BYTES``, or has large operations that cannot write to given memory.
+        CannotRecord: the function reads values on the host, writes to memory that it did not make, works on more than
+            ``MOST_BYTES``, or has operations that are not known to be repeated exactly, or whose large results would
+            have to be copied.
     """
     recorder = _current.recorder = _Recorder(inputs)
     try:
@@ -76,11 +84,11 @@ def record(function: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -
     finally:
         _current.recorder = None
     with torch.no_grad():
-        return Recording(outputs, [step.call() for step in recorder.steps], recorder.read)
+        return Recording(outputs, [step.call() for step in recorder.steps], recorder)
 
 
 def host_call(function: Callable[..., Tensor], places: Sequence[Tensor]) -> Tensor:
-    """Return ``function`` of the whole numbers in ``places``, 0-d tensors; a replay calls it again, unlike Python else.
+    """Return ``function`` of the whole numbers in ``places``, 0-d tensors; a replay calls it again.
 
     Args:
         function: gives a new tensor, whose shape does not depend on the numbers.
@@ -103,7 +111,7 @@ class _HostStep(NamedTuple):
 
     def call(self) -> Callable[[], Any]:
         """Return what calls it again and puts the result where it was."""
-        return partial(_copy, self.made, self.function)
+        return partial(_copy, [self.made], self.function)
 
 
 class _Step(NamedTuple):
@@ -127,23 +135,26 @@ class _Step(NamedTuple):
         Raises:
             CannotRecord: its results are large, and it cannot write to given memory.
         """
-        args, kwargs, made = tree_map_only(Tensor, Tensor.detach, (self.args, self.kwargs, self.made))
+        args, kwargs, made = self.args, self.kwargs, self.made
         if not made:
-            call = partial(self.func, *args, **kwargs)
-            call()
-            return call
+            return _ran(partial(self.func, *args, **kwargs))
+        if self.func is torch.ops.aten.relu.default:  # which cannot write to given memory itself
+            return _ran(partial(torch.clamp_min, *args, 0, out=made[0]))
         for form, where in _writing_forms(self.func, made):
-            call = partial(form, *args, **kwargs, **where)
             try:
-                call()
+                return _ran(partial(form, *args, **kwargs, **where))
             except (TypeError, RuntimeError):  # this form wants its arguments otherwise
                 continue
-            return call
         if sum(tensor.nbytes for tensor in made) > _MOST_COPIED:
             raise CannotRecord(f"it would copy large results: {self.func.name()}")
-        if len(made) > 1:
-            return partial(_copy_all, made, partial(self.func, *args, **kwargs))
-        return partial(_copy, made[0], partial(self.func, *args, **kwargs))
+        copy = _copy_all if len(self.func._schema.returns) > 1 else _copy
+        return _ran(partial(copy, made, partial(self.func, *args, **kwargs)))
+
+
+def _ran(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a call, having made it once."""
+    call()
+    return call
 
 
 def _writing_forms(func: Any, made: list[Tensor]) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
@@ -163,8 +174,8 @@ def _writing_forms(func: Any, made: list[Tensor]) -> Iterator[tuple[Callable[...
             yield overload, dict(zip(outs, made, strict=True))
 
 
-def _copy(made: Tensor, function: Callable[[], Tensor]) -> None:
-    made.copy_(function())
+def _copy(made: list[Tensor], function: Callable[[], Tensor]) -> None:
+    made[0].copy_(function())
 
 
 def _copy_all(made: list[Tensor], function: Callable[[], Any]) -> None:
@@ -177,9 +188,11 @@ class _NoHostReads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function of PyTorch's."""
-        if func in _HOST_READS:
+        result = func(*args, **(kwargs or {}))
+        hidden = func in _SPLITS and _tensors((args[1:], kwargs))
+        if hidden or not (func.__name__ in _METADATA or _tensors(result) or not _tensors((args, kwargs))):
             raise CannotRecord(f"it reads values on the host: {func.__name__}")
-        return func(*args, **(kwargs or {}))
+        return result
 
 
 class _Recorder(TorchDispatchMode):
@@ -187,7 +200,7 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.inputs = {_memory(tensor) for tensor in inputs}
+        self.inputs = {memory_of(tensor) for tensor in inputs}
         self.changing = set(self.inputs)
         """Memory whose values may differ between replays."""
         self.constants: dict[int, Tensor] = {}
@@ -198,33 +211,40 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and keep it if a replay must run it."""
-        if not _REFUSED.isdisjoint(func.tags) and not _looks_up(func, args):
-            raise CannotRecord(f"it looks at values or draws from a generator: {func.name()}")
-        step = _Step(func, args, kwargs or {}, [])
-        if func._schema.is_mutable:
+        with torch._C.DisableTorchFunction():
+            return self._run(func, args, kwargs or {})
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not operations.repeatable(func, args):
+            raise CannotRecord(f"it is not known to be repeated exactly: {func.name()}")
+        moves = operations.moves_no_memory(func)
+        step = _Step(func, _fixed_views(args), _fixed_views(kwargs), [])  # shapes may be changed later, in place
+        if func._schema.is_mutable and not moves:
             self._thaw(step)
-        output = func(*args, **step.kwargs)
-        given = {_memory(tensor) for tensor in _tensors((args, kwargs))}
-        made = [tensor for tensor in _tensors(output) if _memory(tensor) not in given]
+        output = func(*args, **kwargs)
+        given = {memory_of(tensor) for tensor in _tensors((args, kwargs))}
+        made = _fixed_views([tensor for tensor in _tensors(output) if memory_of(tensor) not in given])
         self._hold(made)
         self.read |= given
-        if func._schema.is_mutable:
+        if func is torch.ops.aten.lift_fresh.default:  # a tensor made of Python's numbers
+            self.constants[memory_of(output)] = output.detach()
+        elif func._schema.is_mutable and not moves:
             self.steps.append(step)
-        elif made and (self.changing.isdisjoint(given) or func.overloadpacket.__name__ in _FROM_SHAPES):
-            self.constants |= {_memory(tensor): tensor for tensor in made}
+        elif made and (self.changing.isdisjoint(given) or operations.from_shapes(func)):
+            self.constants |= {memory_of(tensor): tensor for tensor in made}
         elif made:  # else it is a view, which moves no memory
-            self.changing |= {_memory(tensor) for tensor in made}
+            self.changing |= {memory_of(tensor) for tensor in made}
             self.steps.append(step._replace(made=made))
         return output
 
     def host_call(self, call: Callable[[], Tensor], places: Sequence[Tensor]) -> Tensor:
         """Call a function whose inside is not recorded, and keep the call."""
-        with _disable_current_modes():
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
             made = call()
-        self._hold([made])
-        self.read |= {_memory(place) for place in places}
-        self.changing.add(_memory(made))
-        self.steps.append(_HostStep(call, made))
+            self._hold([made])
+            self.read |= {memory_of(place) for place in places}
+            self.changing.add(memory_of(made))
+            self.steps.append(_HostStep(call, made.detach()))
         return made
 
     def _hold(self, made: Sequence[Tensor]) -> None:
@@ -235,9 +255,9 @@ class _Recorder(TorchDispatchMode):
     def _thaw(self, step: _Step) -> None:
         """What an operation is about to write to changes; a constant gets its value back first, in every replay."""
         for tensor in step.written():
-            where = _memory(tensor)
-            if where in self.inputs:
-                raise CannotRecord(f"it writes to one of its inputs: {step.func.name()}")
+            where = memory_of(tensor)
+            if where in self.inputs or where not in self.changing | set(self.constants):
+                raise CannotRecord(f"it writes to memory that it did not make: {step.func.name()}")
             if where in self.constants:
                 constant = self.constants.pop(where)
                 self.steps.append(_Step(torch.ops.aten.copy_.default, (constant, constant.clone()), {}, []))
@@ -253,16 +273,15 @@ class _Current(threading.local):
 _current = _Current()
 
 
-def _looks_up(func: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether an operation picks elements by number; picking by mask gives as many as the mask's values say."""
-    if func is not torch.ops.aten.index.Tensor:
-        return False
-    return not any(indices.dtype in (torch.bool, torch.uint8) for indices in _tensors(args[1]))
-
-
-def _memory(tensor: Tensor) -> int:
+def memory_of(tensor: Tensor) -> int:
     """Return what tells one piece of memory from another as long as both are held."""
-    return int(tensor.untyped_storage()._cdata)
+    with torch._C.DisableTorchFunction():  # else it would look like reading values
+        return int(tensor.untyped_storage()._cdata)
+
+
+def _fixed_views(tree: Any) -> Any:
+    """Return the tensors of a tree as views of the same memory, which nobody else can change."""
+    return tree_map_only(Tensor, Tensor.detach, tree)
 
 
 def _tensors(tree: Any) -> list[Tensor]:

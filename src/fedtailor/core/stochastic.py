@@ -46,6 +46,7 @@ class GaussianModel:
     The body of another model, a linear layer ``gaussian`` from its d features to 2V numbers, and a linear layer
     ``head`` from V numbers to the classes, which replaces the other model's head. ``features`` returns (n, 2V), mean
     and raw deviation side by side, so ``feature_dim`` is 2V; the head takes draws (..., V), so ``latent_dim`` is V.
+    Models of the same parts are equal, since algorithms make one in every call.
     """
 
     def __init__(self, base: Model, latent_dim: int, num_classes: int) -> None:
@@ -68,6 +69,15 @@ class GaussianModel:
         added = {name: "head" if name.startswith("head") else "body" for name in layers}
         self.groups = {**{name: base.groups[name] for name in body}, **added}
         self.norm = frozenset(name for name in base.norm if name in body)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GaussianModel) and self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        return hash(self._parts())
+
+    def _parts(self) -> tuple[Model, int, int]:
+        return self.base, self.latent_dim, self.shapes["head.bias"][0]
 
     def init(self, key: Key) -> Params:
         """Return fresh parameters: the body's as the other model draws them, the rest as :meth:`init_head` does."""

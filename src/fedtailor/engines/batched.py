@@ -56,8 +56,8 @@ class Batched:
 
     def _why_one_by_one(self, reason: Exception, clients: int) -> str:
         if isinstance(reason, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(reason):
-            setting = f"engine.block = {max(clients // 2, 1)} (it is {self.block})"
-            return f"engine 'batched' runs clients one by one: {clients} need more memory than there is, set {setting}."
+            need = f"engine 'batched' runs clients one by one: {clients} need more memory than there is"
+            return f"{need}, set engine.block = {clients // 2} (it is {self.block})." if clients > 1 else f"{need}."
         return f"engine 'batched' runs clients one by one, because they cannot be stacked: {reason}"
 
     def _blocks(self, jobs: Sequence[Job]) -> list[list[int]]:

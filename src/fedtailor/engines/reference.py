@@ -1,4 +1,4 @@
-"""The reference engine: a plain loop over clients, one thread. The oracle of the other engines."""
+"""The reference engine: a plain loop over clients, one thread, every step as it is. The oracle of the other engines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from fedtailor.core.engine import Failure, Job, Program, one_thread
 from fedtailor.core.per_example import cut
+from fedtailor.core.replay import plain_steps
 
 
 class Reference:
@@ -16,7 +17,7 @@ class Reference:
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
-        with one_thread():
+        with one_thread(), plain_steps():
             return [run_job(program, common, job) for job in jobs]
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -32,15 +33,18 @@ class Workers:
         """``workers`` threads; 0: one per physical core that this process may use."""
         self.workers = workers or physical_cores()
         self._pool: ThreadPoolExecutor | None = None
+        self._owner = 0
+        self._lock = threading.Lock()
         keep_pages()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
         order = sorted(range(len(jobs)), key=lambda position: (-jobs[position].size, position))
-        with one_thread():
-            if self._pool is None:  # threads stay until the engine is closed, and with them what they have recorded
+        with self._lock, one_thread():
+            if self._pool is None or self._owner != os.getpid():  # a forked process has no threads but one
                 self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
-            pool = self._pool
+                self._owner = os.getpid()
+            pool = self._pool  # threads stay until the engine is closed, and with them what they have recorded
             running = {position: pool.submit(run_job, program, common, jobs[position]) for position in order}
             try:
                 return [running[position].result() for position in range(len(jobs))]
@@ -51,8 +55,9 @@ class Workers:
 
     def close(self) -> None:
         """End the threads; a later call starts them anew."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        with self._lock:
+            if self._pool is not None and self._owner == os.getpid():
+                self._pool.shutdown()
             self._pool = None
 
 
