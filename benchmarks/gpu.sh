@@ -13,6 +13,10 @@ mkdir -p "$results"
 cd "$here" || exit 1
 export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 failed=0
+if ! "${PYTHON:-python3}" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+    echo "gpu.sh: ${PYTHON:-python3} has no torch that finds a CUDA device; set PYTHON to one that has. Nothing was measured."
+    exit 2
+fi
 
 part() { # seconds (all of them, with 3 to kill each part, below 480), name of the record, script, options
     local limit=$1 name=$2
