@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything worth measuring on a GPU, the most important first: under 8 minutes, whatever fails.
+# Everything worth measuring on a GPU, the most important first: stopped within 8 minutes, whatever fails.
 #
 #   benchmarks/gpu.sh [RESULTS [DATA]]
 #

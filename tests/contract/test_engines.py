@@ -7,6 +7,7 @@ from contract.subjects import FULL, build, cases, oracle, world
 from fedtailor.contract.engines import Padded, Shuffled
 from fedtailor.contract.runs import assert_close_runs, assert_same_bits, assert_same_runs, run, scores_of
 from fedtailor.core import replay, tree
+from fedtailor.core.recording import Recording
 from fedtailor.engines.batched import Batched
 from fedtailor.engines.reference import Reference
 from fedtailor.engines.workers import Workers
@@ -89,4 +90,7 @@ def test_recorded_steps_give_the_same_bits(algorithm, model, monkeypatch):
     monkeypatch.setattr(replay, "_OFTEN", 10**9)
     plain = run(build(algorithm), Workers(1), world(model))
     monkeypatch.setattr(replay, "_OFTEN", 0)
+    replays, original = [], Recording.replay
+    monkeypatch.setattr(Recording, "replay", lambda recording: replays.append(original(recording)))
     assert_same_runs(plain, run(build(algorithm), Workers(1), world(model)))
+    assert len(replays) > replay._TRIALS  # some were not trials
