@@ -22,9 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from train_step import ARMS, SETTINGS, alternate, as_lists, machine, speedups, torch_module, tune
+from train_step import SETTINGS, alternate, as_lists, machine, speedups, torch_module, tune
 
 CLIENTS, EXAMPLES, BATCH = 100, 250, 50
+ARMS = ("ours", "ours_1", "peer", "peer_1", "peer_tuned")
 
 
 def examples(setting: dict[str, Any]) -> tuple[Any, Any]:
@@ -109,7 +110,7 @@ def serve(arm: str, name: str) -> None:
 def run(name: str, blocks: int) -> dict[str, Any]:
     """Alternate the arms for a number of blocks and summarize."""
     record: dict[str, Any] = {"benchmark": "evaluation", "model": name, "blocks": blocks, "machine": machine()}
-    times = alternate(__file__, name, blocks)
+    times = alternate(__file__, name, blocks, ARMS)
     record["machine"]["load_after"] = os.getloadavg()[0]
     for arm, values in times.items():
         record[arm] = {"examples_per_second": round(CLIENTS * EXAMPLES / statistics.median(values))}

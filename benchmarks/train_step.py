@@ -11,6 +11,9 @@ show what is left of the difference, with default threads, our allocator setting
 process of its own. All arms train the same clients for the same number of steps on random images (speed only); what a
 run does once (data, clients, the first model) is done before; blocks alternate, ratios are taken within a block.
 
+``ours_1`` is the same engine on one core, and ``ours_plain`` the ``reference`` engine with the same allocator setting,
+which records no steps: what lies between the two is what recordings save.
+
 FLOPs count forward, backward for weights, and backward for inputs but of the first layer. Two peaks are measured in
 every block, with one thread per core: float32 matrix products (sgemm) and large convolutions; the best counts.
 """
@@ -25,7 +28,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 ENGINES = {"cifar_cnn": "workers", "emnist_cnn": "workers", "mlp": "processes"}
 """Model -> engine of ours."""
 _W = (128, 128, 5, 5)
-ARMS = ("ours", "ours_1", "peer", "peer_1", "peer_tuned")
+ARMS = ("ours", "ours_1", "ours_plain", "peer", "peer_1", "peer_tuned")
 
 
 def torch_module(name: str, classes: int) -> Any:
@@ -143,13 +146,16 @@ def serve(arm: str, name: str) -> None:
     import torch
 
     from fedtailor.engines import EngineOptions, build_engine
+    from fedtailor.engines.workers import keep_pages
 
     setting = SETTINGS[name]
     x, y = examples(setting)
     if arm.startswith("ours"):
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        engine = build_engine(EngineOptions(name=ENGINES[name], workers=1 if arm == "ours_1" else 0))
+        kind = "reference" if arm == "ours_plain" else ENGINES[name]
+        engine = build_engine(EngineOptions(name=kind, workers=1 if arm == "ours_1" else 0))
+        keep_pages()  # as engines with threads or processes do
         block = our_block(name, setting, (x, y), engine)
     else:
         torch.set_num_threads(1 if arm == "peer_1" else torch.get_num_threads())
@@ -213,16 +219,19 @@ def machine() -> dict[str, Any]:
     }
 
 
-def alternate(script: str, name: str, blocks: int, before: Callable[[], None] = lambda: None) -> dict[str, list[float]]:
+def alternate(
+    script: str, name: str, blocks: int, names: Sequence[str] = ARMS, before: Callable[[], None] = lambda: None
+) -> dict[str, list[float]]:
     """Run every arm of a script in turn, block after block, each in a process of its own; return its answers.
 
     The first block is a warm-up; ``before`` runs at the start of each.
     """
     command = [sys.executable, script, "--model", name, "--serve"]
     arms = {
-        arm: subprocess.Popen([*command, arm], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for arm in ARMS
+        arm: subprocess.Popen([*command, arm], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for arm in names
     }
-    times: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    times: dict[str, list[float]] = {arm: [] for arm in names}
     for block in range(-1, blocks):
         before()
         for arm, process in arms.items():

@@ -100,7 +100,7 @@ def steps() -> str:
             [
                 f"`{found['model']}`",
                 f"`{found.get('engine', 'workers')}`",
-                *(short(found[arm]["ms_per_step"]) for arm in ("ours", "ours_1", "peer", "peer_1")),
+                *(short(found[arm]["ms_per_step"]) for arm in ("ours", "ours_1", "ours_plain", "peer", "peer_1")),
                 f"**{speedup['peer_better']:.2f}**",
                 f"{speedup['peer_1_thread']:.2f}",
                 f"{speedup['peer_tuned']:.2f}",
@@ -110,7 +110,7 @@ def steps() -> str:
             ]
         )
     head = (
-        "| model | engine | ms a step | on one core | loop, default threads | loop, 1 thread "
+        "| model | engine | ms a step | on one core | and nothing recorded | loop, default threads | loop, 1 thread "
         "| ratio to its better setting | to 1 thread | to a tuned loop | of the sgemm peak | of the convolution peak "
         "| load |"
     )
