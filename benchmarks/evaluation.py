@@ -59,9 +59,9 @@ def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Cal
     from fedtailor.core import rng
     from fedtailor.core.engine import Job
     from fedtailor.core.federation import Federation, Split
-    from fedtailor.core.programs import Common, make_row, score_program
     from fedtailor.core.task import Task
     from fedtailor.models import build_model
+    from fedtailor.simulation.programs import Common, make_row, score_program
 
     algorithm = FedAvg()
     task = Task(build_model(name, setting["shape"], setting["classes"], {}), setting["classes"], setting["shape"])
@@ -87,7 +87,7 @@ def serve(arm: str, name: str) -> None:
     setting = SETTINGS[name]
     x, y = examples(setting)
     if arm.startswith("ours"):
-        from fedtailor.engines.workers import Workers
+        from fedtailor.simulation.engines.workers import Workers
 
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)

@@ -106,9 +106,9 @@ def configuration(world: str, algorithm: str, data_dir: str) -> dict[str, Any]:
 
 def run_one(world: str, algorithm: str, data_dir: str) -> dict[str, Any]:
     """Run one configuration and return its record."""
-    from fedtailor.config import make_config
-    from fedtailor.experiment import run
-    from fedtailor.records import read_run
+    from fedtailor.experiment.config import make_config
+    from fedtailor.experiment.records import read_run
+    from fedtailor.experiment.run import run
 
     values = configuration(world, algorithm, data_dir)
     about = machine()

@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
-from fedtailor import papers, summary
-from fedtailor.assembly import assemble
-from fedtailor.config import make_config
-from fedtailor.core.federate import federate
 from fedtailor.core.federation import Federation, Split
-from fedtailor.provenance import machine, versions
+from fedtailor.experiment import summary
+from fedtailor.experiment.assembly import assemble
+from fedtailor.experiment.config import make_config
+from fedtailor.experiment.provenance import machine, versions
+from fedtailor.papers import tables as papers
+from fedtailor.simulation.rounds import federate
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -30,18 +30,19 @@ import numpy as np
 import torch
 
 from fedtailor.algorithms import TABLE, load_algorithm
-from fedtailor.core import local, noise
+from fedtailor.core import noise
 from fedtailor.core.engine import Failure, Job
-from fedtailor.core.federate import federate
 from fedtailor.core.federation import Cohort, Federation, Split
-from fedtailor.core.programs import Common, make_row, personalize_program, train_program
-from fedtailor.core.protocol import Protocol
 from fedtailor.core.rng import new_key
+from fedtailor.core.schedule import Protocol
 from fedtailor.core.task import Task, Training
-from fedtailor.engines import EngineOptions, build_engine
-from fedtailor.engines.reference import run_job
+from fedtailor.experiment.provenance import machine, versions
 from fedtailor.models import MODELS, build_model
-from fedtailor.provenance import machine, versions
+from fedtailor.simulation.engines import EngineOptions, build_engine
+from fedtailor.simulation.engines.reference import run_job
+from fedtailor.simulation.programs import Common, make_row, personalize_program, train_program
+from fedtailor.simulation.rounds import federate
+from fedtailor.training import blocks as local
 
 CLIENTS, EXAMPLES, TEST, CLASSES = 30, 480, 120, 10  # examples: of a client, on average
 TRAINING = Training(lr=0.01, momentum=0.5, weight_decay=5e-4, epochs=5, batch_size=50, drop_last=True)

@@ -61,12 +61,12 @@ def federation(path: Path, clients: int) -> Any:
 def measure(name: str, clients: int, rounds: int, path: Path) -> dict[str, float]:
     """Run some rounds in this process."""
     from fedtailor.algorithms import load_algorithm
-    from fedtailor.core.federate import federate
     from fedtailor.core.participation import Participation
-    from fedtailor.core.protocol import Protocol
+    from fedtailor.core.schedule import Protocol
     from fedtailor.core.task import Training
-    from fedtailor.engines.store import Store
-    from fedtailor.engines.workers import Workers
+    from fedtailor.simulation.engines.store import Store
+    from fedtailor.simulation.engines.workers import Workers
+    from fedtailor.simulation.rounds import federate
 
     training = Training(lr=0.01, epochs=1, batch_size=10)
     start = time.perf_counter()
@@ -98,7 +98,7 @@ def measure(name: str, clients: int, rounds: int, path: Path) -> dict[str, float
 
 def run(names: list[str], sizes: list[int], rounds: int) -> dict[str, Any]:
     """Measure every method at every size in a process of its own."""
-    from fedtailor.provenance import machine, versions
+    from fedtailor.experiment.provenance import machine, versions
 
     record: dict[str, Any] = {"benchmark": "scale", "cohort": COHORT, "rounds": rounds, "results": []}
     record |= {"machine": {**machine(), "load_before": os.getloadavg()[0]}, "versions": versions()}

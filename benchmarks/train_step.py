@@ -82,7 +82,7 @@ def tune(module: Any) -> None:
     """Give the peer our allocator setting, and convolutions channels last."""
     import torch
 
-    from fedtailor.engines.workers import keep_pages
+    from fedtailor.simulation.engines.workers import keep_pages
 
     keep_pages()
     module.to(memory_format=torch.channels_last)
@@ -118,9 +118,9 @@ def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Cal
     from fedtailor.core import rng
     from fedtailor.core.engine import Job
     from fedtailor.core.federation import Federation, Split
-    from fedtailor.core.programs import Common, make_row, train_program
     from fedtailor.core.task import Task, Training
     from fedtailor.models import build_model
+    from fedtailor.simulation.programs import Common, make_row, train_program
 
     training = Training(
         lr=LR, momentum=MOMENTUM, weight_decay=DECAY, epochs=setting["epochs"], batch_size=setting["batch"]
@@ -145,8 +145,8 @@ def serve(arm: str, name: str) -> None:
     """Run one block per line of standard input; answer with milliseconds per client step."""
     import torch
 
-    from fedtailor.engines import EngineOptions, build_engine
-    from fedtailor.engines.workers import keep_pages
+    from fedtailor.simulation.engines import EngineOptions, build_engine
+    from fedtailor.simulation.engines.workers import keep_pages
 
     setting = SETTINGS[name]
     x, y = examples(setting)
@@ -181,7 +181,7 @@ def measure_peaks() -> dict[str, float]:
 
     import torch
 
-    from fedtailor.engines.workers import physical_cores
+    from fedtailor.simulation.engines.workers import physical_cores
 
     def best(flops: float, work: Any) -> float:
         times = []

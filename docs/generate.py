@@ -12,11 +12,11 @@ import sys
 import typing
 from pathlib import Path
 
-from fedtailor.algorithm_card import describe_algorithm, kept
 from fedtailor.algorithms import TABLE, load_algorithm
 from fedtailor.core.message import Field
 from fedtailor.core.options import Range
 from fedtailor.core.task import Task
+from fedtailor.experiment.algorithm_card import describe_algorithm, kept
 from fedtailor.models import build_model
 
 FOLDER = Path(__file__).resolve().parent / "algorithms"

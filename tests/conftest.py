@@ -8,7 +8,12 @@ from jaxtyping import install_import_hook
 # Before these modules are imported: their shape annotations are enforced while tests run. Not all of core, because
 # the hook also guards the constructors of dataclasses, and bad options must reach `check_options` instead.
 install_import_hook(
-    ["fedtailor.core.diagonal", "fedtailor.core.gaussian", "fedtailor.core.interpolation", "fedtailor.core.metrics"],
+    [
+        "fedtailor.statistics.diagonal",
+        "fedtailor.statistics.gaussian",
+        "fedtailor.algorithms._beta_search",
+        "fedtailor.core.metrics",
+    ],
     "beartype.beartype",
 )
 

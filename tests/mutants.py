@@ -11,11 +11,11 @@ from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.local import Local
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Onboarded
-from fedtailor.core.local import classification_loss, train
 from fedtailor.core.message import Field, Mean
 from fedtailor.core.options import Range
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import LossOutput
+from fedtailor.training.blocks import classification_loss, train
 
 
 def shifted(update, number):

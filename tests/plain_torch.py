@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from fedtailor.core import rng
-from fedtailor.core.batches import Amount, plan_batches
+from fedtailor.training.batches import Amount, plan_batches
 
 
 def planned(count, key, training, epochs=None, per_step=1):

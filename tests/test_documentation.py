@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedtailor.assembly import assemble
-from fedtailor.cli import main
-from fedtailor.config import make_config
-from fedtailor.terminal import _NEXT
+from fedtailor.cli.main import main
+from fedtailor.cli.show.results import _NEXT
+from fedtailor.experiment.assembly import assemble
+from fedtailor.experiment.config import make_config
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

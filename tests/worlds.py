@@ -4,17 +4,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fedtailor.contract.worlds import (
-    CLASSES,
-    NEW_SIZES,
-    SIZES,
-    TASKS,
-    convolutional,
-    federation,
-    module,
-    perceptron,
-)
 from fedtailor.core.participation import Participation
+from fedtailor.testing.worlds import CLASSES, NEW_SIZES, SIZES, TASKS, convolutional, federation, module, perceptron
 
 __all__ = [
     "CLASSES",

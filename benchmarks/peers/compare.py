@@ -46,7 +46,7 @@ BATCH = {"cifar_cnn": 50, "mlp": 10}
 TOLERANCE, CHECK_ROUNDS, CHECK_EPOCHS = 1e-5, 2, 3
 PROBE = """
 import importlib.metadata as found, json
-from fedtailor.provenance import machine, versions
+from fedtailor.experiment.provenance import machine, versions
 def version(name):
     try:
         return found.version(name)

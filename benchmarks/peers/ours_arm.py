@@ -10,12 +10,12 @@ from benchmarks.peers import work
 
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core.engine import Engine, Job, Program
-from fedtailor.core.federate import federate
 from fedtailor.core.federation import Federation, Split
-from fedtailor.core.protocol import Protocol
+from fedtailor.core.schedule import Protocol
 from fedtailor.core.task import Task
-from fedtailor.engines import EngineOptions, build_engine
 from fedtailor.models import build_model
+from fedtailor.simulation.engines import EngineOptions, build_engine
+from fedtailor.simulation.rounds import federate
 
 
 class Watched:

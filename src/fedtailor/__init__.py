@@ -11,10 +11,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fedtailor.config import Config as Config
-    from fedtailor.config import load_config as load_config
-    from fedtailor.config import make_config as make_config
-    from fedtailor.contract.check import check_algorithm as check_algorithm
     from fedtailor.core.algorithm import Algorithm as Algorithm
     from fedtailor.core.algorithm import ClientUpdate as ClientUpdate
     from fedtailor.core.algorithm import Onboarded as Onboarded
@@ -25,14 +21,18 @@ if TYPE_CHECKING:
     from fedtailor.core.message import Sum as Sum
     from fedtailor.core.task import Task as Task
     from fedtailor.core.task import Training as Training
-    from fedtailor.experiment import run as run
+    from fedtailor.experiment.config import Config as Config
+    from fedtailor.experiment.config import load_config as load_config
+    from fedtailor.experiment.config import make_config as make_config
+    from fedtailor.experiment.records import read_run as read_run
+    from fedtailor.experiment.run import run as run
     from fedtailor.models.module import from_module as from_module
-    from fedtailor.records import read_run as read_run
+    from fedtailor.testing.check import check_algorithm as check_algorithm
 
 _HOMES = {
     "Algorithm": "core.algorithm",
     "ClientUpdate": "core.algorithm",
-    "Config": "config",
+    "Config": "experiment.config",
     "Each": "core.message",
     "FedtailorError": "core.errors",
     "Field": "core.message",
@@ -41,12 +41,12 @@ _HOMES = {
     "Sum": "core.message",
     "Task": "core.task",
     "Training": "core.task",
-    "check_algorithm": "contract.check",
+    "check_algorithm": "testing.check",
     "from_module": "models.module",
-    "load_config": "config",
-    "make_config": "config",
-    "read_run": "records",
-    "run": "experiment",
+    "load_config": "experiment.config",
+    "make_config": "experiment.config",
+    "read_run": "experiment.records",
+    "run": "experiment.run",
 }
 
 __all__ = ["__version__", *_HOMES]

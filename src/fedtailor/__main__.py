@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from fedtailor.cli import main
+from fedtailor.cli.main import main
 
 sys.exit(main())

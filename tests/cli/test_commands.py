@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import fedtailor
-from fedtailor import config, experiment
-from fedtailor.cli import main
-from fedtailor.config import parse_assignment
-from fedtailor.core import federate as core_federate
+from fedtailor.cli.main import main
 from fedtailor.core import tree
-from fedtailor.engines.store import Store
+from fedtailor.experiment import config
+from fedtailor.experiment import run as experiment
+from fedtailor.experiment.config import parse_assignment
+from fedtailor.simulation import rounds as core_federate
+from fedtailor.simulation.engines.store import Store
 
 SMALL = ["run", "--clients", "4", "--rounds", "2", "--partition", "iid", "--set", "training.epochs=1"]
 
@@ -244,7 +245,7 @@ def test_the_table_counts_the_clients_that_were_scored(capsys):
 @pytest.mark.parametrize("becomes", [KeyboardInterrupt, ImportError], ids=["kept", "turned into another"])
 def test_an_early_interruption_is_one_sentence(command, becomes, capsys, monkeypatch):
     """A library that is being imported may turn the interruption into an error of its own."""
-    from fedtailor import catalog
+    from fedtailor.experiment import catalog
 
     def interrupted(*_, **__):
         try:
@@ -262,7 +263,7 @@ def test_an_early_interruption_is_one_sentence(command, becomes, capsys, monkeyp
 
 
 def test_demo(folder, capsys, monkeypatch):
-    from fedtailor import demo
+    from fedtailor.experiment import demo
 
     monkeypatch.setitem(demo.SETTINGS, "federation", {"rounds": 2})
     code, out, err = outcome(["demo", "--out", "shown"], capsys)

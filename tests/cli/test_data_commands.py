@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtailor.cli import main
-from fedtailor.cli_data import PLOTS, data_app
-from fedtailor.data import fetch as fetching
+from fedtailor.cli.data import PLOTS, data_app
+from fedtailor.cli.main import main
+from fedtailor.data.download import fetch as fetching
 from fedtailor.data.split import read_split
 
 COMMANDS = ("list", "fetch", "check", "partition", "plot")
@@ -59,7 +59,7 @@ def test_list(data, folder):
 
 
 def test_list_of_one_says_all_of_it(data, folder):
-    from fedtailor.data.known import DATASETS
+    from fedtailor.data.datasets.known import DATASETS
 
     for name in ("cifar10", "femnist", "digits", "emnist_letters"):
         code, out, err = data("list", name)
@@ -93,7 +93,7 @@ def test_fetch(data, folder, monkeypatch):
         part.write_bytes(content)
         report(7, 7)
 
-    monkeypatch.setattr("fedtailor.data.transfer.transfer", arrive)
+    monkeypatch.setattr("fedtailor.data.download.transfer.transfer", arrive)
     monkeypatch.setattr(fetching.fetch, "__kwdefaults__", {**fetching.fetch.__kwdefaults__, "downloads": table})
     code, out, err = data("fetch", "mnist", "--data-dir", "there")
     assert code == 0 and "MNIST/raw/file" in out and "7 B" in out
@@ -108,14 +108,14 @@ def test_an_interrupted_fetch_says_how_to_go_on(data, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedtailor.data.transfer.transfer", interrupted)
+    monkeypatch.setattr("fedtailor.data.download.transfer.transfer", interrupted)
     code, out, err = data("fetch", "mnist", "--data-dir", "there")
     assert (code, out) == (6, "") and err == "interrupted; the same command goes on where this one ended.\n"
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress_cannot_be_used_to_write_to_the_terminal(terminal, monkeypatch, capsys):
-    from fedtailor.terminal_data import FetchLine
+    from fedtailor.cli.show.data import FetchLine
 
     monkeypatch.setenv("TTY_COMPATIBLE", str(int(terminal)))
     with FetchLine() as line:
@@ -189,9 +189,9 @@ def write_pictures(folder, rows=40):
 
 
 def test_partition_says_the_conditions_of_a_run_without_making_images(data, folder, monkeypatch):
-    from fedtailor.config import make_config
     from fedtailor.data import shift
     from fedtailor.data.build import build, split_record
+    from fedtailor.experiment.config import make_config
 
     write_pictures(folder / "own/north")
     given = {"data.path": "own", "data.partition": "iid", "data.clients": 4, "data.new_clients": 1}
@@ -287,7 +287,7 @@ def test_check_of_nothing_is_one_error_and_no_table(data):
 
 
 def test_check_prints_short_names_counts_in_words_and_no_empty_path(capsys):
-    from fedtailor.terminal_data import show_check
+    from fedtailor.cli.show.data import show_check
 
     site = {"name": "n" * 200, "train": {"a": 3}, "test": {}, "problems": 2}
     first = [{"site": "", "path": "", "message": "Odd."}, {"site": "", "path": "file", "message": "Odd too."}]
@@ -383,7 +383,7 @@ def test_help_imports_nothing_heavy(command):
     heavy = ("torch", "numpy", "scipy", "sklearn", "pydantic", "altair", "requests", "PIL")
     code = f"""
 import sys
-from fedtailor.cli import main
+from fedtailor.cli.main import main
 code = main({["data", *command, "--help"]!r})
 print([name for name in {heavy!r} if name in sys.modules], code, file=sys.stderr)
 """

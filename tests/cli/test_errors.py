@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fedtailor.cli import main
+from fedtailor.cli.main import main
 
 USAGE, CONFIG, DATA, FAILED = 2, 3, 4, 5
 

@@ -5,8 +5,8 @@ import tomllib
 
 import pytest
 
-from fedtailor.cli import main
-from fedtailor.cli_experiments import experiments_app
+from fedtailor.cli.main import main
+from fedtailor.cli.papers import experiments_app
 
 COMMANDS = ("list", "show", "run", "compare")
 
@@ -198,7 +198,7 @@ def test_a_failure_does_not_stop_the_others(call, folder):
 
 
 def test_an_interruption_ends_it_and_keeps_what_is_finished(call, folder, monkeypatch):
-    from fedtailor import paper_runs
+    from fedtailor.papers import runs as paper_runs
 
     real = paper_runs.run_cell
 

@@ -28,7 +28,7 @@ def environment(**more):
 def test_help_imports_nothing_heavy(command):
     code = f"""
 import sys
-from fedtailor.cli import main
+from fedtailor.cli.main import main
 code = main({[*command, "--help"]!r})
 print([name for name in {HEAVY!r} if name in sys.modules], code, file=sys.stderr)
 """
@@ -38,7 +38,7 @@ print([name for name in {HEAVY!r} if name in sys.modules], code, file=sys.stderr
 
 
 def test_every_command_is_covered_here():
-    from fedtailor.cli import app
+    from fedtailor.cli.main import app
 
     names = {command.name or command.callback.__name__ for command in app.registered_commands}
     names |= {group.name for group in app.registered_groups}
@@ -66,7 +66,7 @@ def test_a_signal_while_libraries_are_imported_is_one_sentence(request_to_end, t
     """numpy turns whatever stops its import into an ImportError."""
     code = f"""
 import os, sys
-from fedtailor.cli import main
+from fedtailor.cli.main import main
 
 class Watch:
     def find_spec(self, name, *_):

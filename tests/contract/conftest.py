@@ -2,7 +2,7 @@
 
 import pytest
 
-import fedtailor.engines.batched
+import fedtailor.simulation.engines.batched
 
 
 @pytest.fixture(autouse=True)
@@ -17,4 +17,4 @@ def _no_fallback(monkeypatch):
     def refuse(program, common, job):
         raise AssertionError("the program does not run stacked")
 
-    monkeypatch.setattr(fedtailor.engines.batched, "run_job", refuse)
+    monkeypatch.setattr(fedtailor.simulation.engines.batched, "run_job", refuse)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import pytest
 
 from fedtailor.algorithms import TABLE, load_algorithm
-from fedtailor.contract.runs import run
-from fedtailor.contract.subject import TRAINING
-from fedtailor.engines.reference import Reference
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.testing.runs import run
+from fedtailor.testing.subject import TRAINING
 from worlds import TASKS, federation
 
 FULL = os.environ.get("FEDTAILOR_FULL") == "1"

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from contract.subjects import ALGORITHMS, FULL
-from fedtailor.contract.engines import Padded
-from fedtailor.contract.runs import assert_close_runs, run
 from fedtailor.core.participation import Participation
 from fedtailor.core.task import Training
-from fedtailor.engines.batched import Batched
-from fedtailor.engines.reference import Reference
+from fedtailor.simulation.engines.batched import Batched
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.testing.engines import Padded
+from fedtailor.testing.runs import assert_close_runs, run
 from worlds import federation, perceptron
 
 sizes = st.lists(st.sampled_from([0, 1, 2, 3, 4, 6, 10, 17, 30]), min_size=1, max_size=6).filter(any)

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from contract.subjects import FULL, build, cases, oracle, world
-from fedtailor.contract.engines import Padded, Shuffled
-from fedtailor.contract.runs import assert_close_runs, assert_same_bits, assert_same_runs, run, scores_of
-from fedtailor.core import replay, tree
-from fedtailor.core.recording import Recording
-from fedtailor.engines.batched import Batched
-from fedtailor.engines.reference import Reference
-from fedtailor.engines.workers import Workers
+from fedtailor.core import tree
+from fedtailor.simulation.engines.batched import Batched
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.engines.workers import Workers
+from fedtailor.testing.engines import Padded, Shuffled
+from fedtailor.testing.runs import assert_close_runs, assert_same_bits, assert_same_runs, run, scores_of
+from fedtailor.training.step_graph import replay
+from fedtailor.training.step_graph.recording import Recording
 
 
 @cases("stacked", models=("mlp", "cnn", "module"))

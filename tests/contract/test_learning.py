@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 
 from contract.subjects import TRAINING, build, cases, oracle, world
-from fedtailor.contract.runs import accuracy, run, scores_of
 from fedtailor.core import tree
-from fedtailor.engines.reference import Reference
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.testing.runs import accuracy, run, scores_of
 from worlds import TASKS, federation
 
 NEW = (7, 8)

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from contract.subjects import ALGORITHMS, EXEMPTIONS, TRAINING, build, oracle, world
-from fedtailor.contract.runs import assert_same_bits, run, scores_of
 from fedtailor.core import tree
 from fedtailor.core.federation import UNSCALED
-from fedtailor.core.programs import Common, client_key, make_row
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
-from fedtailor.engines.reference import Reference
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.programs import Common, client_key, make_row
+from fedtailor.testing.runs import assert_same_bits, run, scores_of
 from plain_torch import fit, module_of, params_of, planned
 from worlds import federation, perceptron
 

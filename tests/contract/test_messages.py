@@ -7,16 +7,16 @@ import torch
 
 from contract.subjects import ALGORITHMS, build, cases, oracle, world
 from contract.test_any_world import VARIANTS
-from fedtailor.contract.engines import Guarding
-from fedtailor.contract.runs import assert_same_bits, run
-from fedtailor.contract.watch import structure, watched
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.federation import Cohort
 from fedtailor.core.message import Each, Mean, Sum
 from fedtailor.core.rng import new_key
-from fedtailor.engines.batched import Batched
-from fedtailor.engines.reference import Reference
+from fedtailor.simulation.engines.batched import Batched
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.testing.engines import Guarding
+from fedtailor.testing.runs import assert_same_bits, run
+from fedtailor.testing.watch import structure, watched
 
 REDUCTIONS = {Mean: "mean", Sum: "sum", Each: "each"}
 

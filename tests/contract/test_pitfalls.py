@@ -15,11 +15,11 @@ import torch
 from contract.subjects import ALGORITHMS, TRAINING, build, cases, oracle, world
 from fedtailor import make_config
 from fedtailor import run as run_experiment
-from fedtailor.contract.runs import accuracy, assert_same_bits, run, scores_of
 from fedtailor.core import tree
 from fedtailor.core.rng import new_key
-from fedtailor.engines.reference import Reference
-from fedtailor.records import read_run
+from fedtailor.experiment.records import read_run
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.testing.runs import accuracy, assert_same_bits, run, scores_of
 from worlds import Planned, federation, perceptron
 
 DEGENERATE = {

@@ -8,9 +8,9 @@ import pytest
 from fedtailor.algorithms import TABLE, load_algorithm
 from fedtailor.core.errors import ConfigError, did_you_mean
 from fedtailor.core.options import Range, build, check_options, check_value
-from fedtailor.core.protocol import Protocol
+from fedtailor.core.schedule import Protocol
 from fedtailor.core.task import Training
-from fedtailor.engines import EngineOptions
+from fedtailor.simulation.engines import EngineOptions
 
 NAN, INF = float("nan"), float("inf")
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import fedtailor
-from fedtailor.cli import main
-from fedtailor.contract.engines import Padded
+from fedtailor.cli.main import main
 from fedtailor.core.engine import Job, Ragged
 from fedtailor.core.per_example import PerExample, cut, holds_examples, present_first
-from fedtailor.engines.batched import Batched
-from fedtailor.engines.reference import Reference
-from fedtailor.engines.workers import Workers
+from fedtailor.simulation.engines.batched import Batched
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.engines.workers import Workers
+from fedtailor.testing.engines import Padded
 
 
 class Model(NamedTuple):

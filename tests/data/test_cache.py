@@ -303,7 +303,7 @@ def test_a_known_data_set_is_decoded_once(
     arrays = write_idx()
     age(tmp_path / "MNIST")
     first = load_dataset("mnist", tmp_path)
-    monkeypatch.setattr("fedtailor.data.mnist.load_mnist", lambda _: never())
+    monkeypatch.setattr("fedtailor.data.datasets.mnist.load_mnist", lambda _: never())
     again = load_dataset("mnist", tmp_path)
     np.testing.assert_array_equal(again.x[:6, ..., 0], arrays["train-images-idx3-ubyte"])
     assert (again.digest, again.sources, again.license) == (first.digest, first.sources, first.license)

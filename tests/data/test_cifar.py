@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from fedtailor.core.errors import DataError
-from fedtailor.data import files, load_dataset
+from fedtailor.data import load_dataset
+from fedtailor.data.readers import files
 
 Batch = dict[str, Any]
 Write = Callable[..., list[Batch]]

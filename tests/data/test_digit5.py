@@ -8,8 +8,9 @@ from PIL import Image
 
 from data.digit_files import write_mat, write_mnist, write_mnist_m_arrays, write_usps
 from fedtailor.core.errors import DataError
-from fedtailor.data import digit5, load_dataset
-from fedtailor.data.known import DATASETS
+from fedtailor.data import load_dataset
+from fedtailor.data.datasets import digit5
+from fedtailor.data.datasets.known import DATASETS
 
 DOMAINS = ["mnist", "svhn", "usps", "syn_digits", "mnist_m"]
 ROWS = [9, 8, 8, 8, 6]

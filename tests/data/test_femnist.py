@@ -9,7 +9,7 @@ import pytest
 
 from fedtailor.core.errors import DataError
 from fedtailor.data import load_dataset
-from fedtailor.data.femnist import load_femnist
+from fedtailor.data.datasets.femnist import load_femnist
 
 
 def entry(values: list[float], labels: list[int]) -> dict[str, Any]:
@@ -146,6 +146,6 @@ def test_no_example_at_all_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_large_file_is_refused_unread(tmp_path: Path, leaf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtailor.data.files.MAX_BYTES", 100)
+    monkeypatch.setattr("fedtailor.data.readers.files.MAX_BYTES", 100)
     with pytest.raises(DataError, match="expected at most 100 bytes"):
         load_femnist(tmp_path)

@@ -16,10 +16,11 @@ from types import SimpleNamespace
 import pytest
 
 from fedtailor.core.errors import ConfigError, DataError
-from fedtailor.data import fetch as fetching
-from fedtailor.data import known, transfer, unpack
-from fedtailor.data.downloads import DOWNLOADS, ELSEWHERE, Download
-from fedtailor.data.fetch import fetch
+from fedtailor.data.datasets import known
+from fedtailor.data.download import fetch as fetching
+from fedtailor.data.download import transfer, unpack
+from fedtailor.data.download.fetch import fetch
+from fedtailor.data.download.sources import DOWNLOADS, ELSEWHERE, Download
 
 CONTENT = bytes(range(256)) * 2000
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from fedtailor.core.errors import ConfigError
-from fedtailor.data import cifar, digit5, inventory, mnist
-from fedtailor.data.downloads import DOWNLOADS, ELSEWHERE
-from fedtailor.data.known import DATASETS
+from fedtailor.data import inventory
+from fedtailor.data.datasets import cifar, digit5, mnist
+from fedtailor.data.datasets.known import DATASETS
+from fedtailor.data.download.sources import DOWNLOADS, ELSEWHERE
 
 
 def records(folder: Path) -> dict[str, dict]:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from fedtailor.core.errors import DataError
-from fedtailor.data import files, load_dataset
-from fedtailor.data.known import DATASETS
+from fedtailor.data import load_dataset
+from fedtailor.data.datasets.known import DATASETS
+from fedtailor.data.readers import files
 
 Write = Callable[..., dict[str, np.ndarray]]
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"

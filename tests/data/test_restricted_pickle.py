@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtailor.core.errors import DataError
-from fedtailor.data.restricted_pickle import read_pickle
+from fedtailor.data.readers.restricted_pickle import read_pickle
 
 PATH = Path("folder/data_batch_1")
 

@@ -7,8 +7,9 @@ import pytest
 from PIL import Image
 
 from fedtailor.core.errors import DataError
-from fedtailor.data import load_dataset, sun397
-from fedtailor.data.sun397 import load_sun397
+from fedtailor.data import load_dataset
+from fedtailor.data.datasets import sun397
+from fedtailor.data.datasets.sun397 import load_sun397
 
 # ambiguous categories are left out; a quoted cell, a trailing slash and more columns are all in use
 HIERARCHY = ""","Which type of scene

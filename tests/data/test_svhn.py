@@ -11,7 +11,8 @@ import pytest
 
 from data.digit_files import mat_bytes, write_mat
 from fedtailor.core.errors import DataError
-from fedtailor.data import load_dataset, svhn
+from fedtailor.data import load_dataset
+from fedtailor.data.datasets import svhn
 
 TRAIN = "SVHN/train_32x32.mat"
 Change = Callable[[bytes], bytes]

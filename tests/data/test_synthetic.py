@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.data import load_dataset, synthetic
+from fedtailor.data import load_dataset
+from fedtailor.data.datasets import synthetic
 
 
 def accuracy(x: np.ndarray, y: np.ndarray, means: np.ndarray) -> float:

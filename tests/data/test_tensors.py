@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedtailor.core.batches import gather
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Federation
 from fedtailor.core.task import Model, Task
@@ -17,6 +16,7 @@ from fedtailor.data.build import build, split_record
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.options import DataOptions
 from fedtailor.data.tensors import to_federation
+from fedtailor.training.batches import gather
 
 
 def task_of(dataset: Dataset, **changes: Any) -> Task:

@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from fedtailor.core.errors import DataError
-from fedtailor.data import load_dataset, pictures_folder
-from fedtailor.data.tiny_imagenet import load_tiny_imagenet
+from fedtailor.data import load_dataset
+from fedtailor.data.datasets.tiny_imagenet import load_tiny_imagenet
+from fedtailor.data.readers import pictures_folder
 
 CLASSES = {"n02124075": "Egyptian cat", "n01443537": "goldfish, Carassius auratus", "n04067472": "reel"}
 ANNOTATIONS = "val_1.JPEG\tn01443537\t0\t32\t44\t62\nval_0.JPEG\tn04067472\t52\t55\t57\t59\n"

@@ -9,7 +9,8 @@ import pytest
 
 from data.digit_files import usps_line, write_usps
 from fedtailor.core.errors import DataError
-from fedtailor.data import load_dataset, usps
+from fedtailor.data import load_dataset
+from fedtailor.data.datasets import usps
 
 
 def test_values_and_labels(tmp_path: Path, generator: np.random.Generator) -> None:

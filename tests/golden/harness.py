@@ -6,15 +6,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtailor.core import interpolation, local
+from fedtailor.algorithms import _beta_search as interpolation
 from fedtailor.core.engine import Failure
-from fedtailor.core.federate import federate
 from fedtailor.core.federation import ExampleSet, Federation, Split
-from fedtailor.core.protocol import Protocol
 from fedtailor.core.rng import new_key
+from fedtailor.core.schedule import Protocol
 from fedtailor.core.task import Task
-from fedtailor.engines.reference import Reference
 from fedtailor.models.mlp import mlp
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.rounds import federate
+from fedtailor.training import blocks as local
 
 CLASSES, INPUTS, HIDDEN = 3, 3, 4
 LABELS = ([0, 0, 1, 0, 2, 0, 1, 0, 1, 0, 2, 1, 0], [1, 1, 2, 1, 1, 1, 1])

@@ -6,12 +6,12 @@ import torch
 
 from fedtailor.algorithms.fedala import FedALA
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.contract.runs import assert_same_bits, run
 from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
-from fedtailor.engines.reference import Reference
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.testing.runs import assert_same_bits, run
 from golden import harness
 from golden.network import ALL, BODY, HEAD, average, confusion, gradient, logits, sgd
 from worlds import Planned, federation, module

@@ -9,16 +9,16 @@ import torch
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedcr import FedCR, Global, alignment_loss
 from fedtailor.algorithms.local import Local
-from fedtailor.contract.runs import assert_close_runs, assert_same_bits, run
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Cohort
 from fedtailor.core.message import Mean, Sum, reduce_field
 from fedtailor.core.rng import new_key
-from fedtailor.core.stochastic import GaussianModel, Gaussians
 from fedtailor.core.task import Batch, Training
-from fedtailor.engines.batched import Batched
-from fedtailor.engines.reference import Reference
 from fedtailor.models.mlp import mlp
+from fedtailor.simulation.engines.batched import Batched
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.statistics.bottleneck import GaussianModel, Gaussians
+from fedtailor.testing.runs import assert_close_runs, assert_same_bits, run
 from golden import harness
 from worlds import TASKS, federation
 

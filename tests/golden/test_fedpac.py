@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedtailor.algorithms import _head_mixing as mixing
 from fedtailor.algorithms.fedpac import FedPAC
 from fedtailor.algorithms.fedrep import FedRep
-from fedtailor.core import mixing
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training

@@ -10,14 +10,14 @@ from torch import nn
 from fedtailor.algorithms.fedproto import FedProto, Personal, Prototypes
 from fedtailor.algorithms.local import Local
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.federate import federate
-from fedtailor.core.protocol import Protocol
 from fedtailor.core.rng import new_key
+from fedtailor.core.schedule import Protocol
 from fedtailor.core.task import Task, Training
-from fedtailor.engines.batched import Batched
-from fedtailor.engines.reference import Reference
 from fedtailor.models.mlp import mlp
 from fedtailor.models.module import from_module
+from fedtailor.simulation.engines.batched import Batched
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.rounds import federate
 from golden import harness
 from golden.network import confusion, features, gradient
 from worlds import Planned

@@ -9,10 +9,10 @@ import pytest
 import worlds
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedprox import FedProx
-from fedtailor.contract.runs import assert_close_runs, run
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.task import Training
-from fedtailor.engines.reference import Reference
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.testing.runs import assert_close_runs, run
 from golden import harness
 from golden.network import ALL, average, confusion, cross_entropy, gradient, logits
 

@@ -8,12 +8,13 @@ import torch
 
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedsr import FedSR, simple_loss
-from fedtailor.core import rng, stochastic
+from fedtailor.core import rng
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.noise import normal
 from fedtailor.core.rng import Key, new_key
-from fedtailor.core.stochastic import GaussianModel
 from fedtailor.core.task import Batch, Training
+from fedtailor.statistics import bottleneck as stochastic
+from fedtailor.statistics.bottleneck import GaussianModel
 from golden import harness
 from golden.cr import HEAD, encode, likelihood, sampled, step
 from golden.cr import Setting as Likelihood

@@ -7,19 +7,19 @@ import pytest
 import torch
 from torch import nn
 
-from fedtailor.algorithm_card import most_bytes_up
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.ifca import IFCA, choose
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.federate import federate
 from fedtailor.core.message import Mean, reduce_field
-from fedtailor.core.protocol import Protocol
 from fedtailor.core.rng import new_key
+from fedtailor.core.schedule import Protocol
 from fedtailor.core.task import Task, Training
-from fedtailor.engines.reference import Reference
+from fedtailor.experiment.algorithm_card import most_bytes_up
 from fedtailor.models.module import from_module
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.rounds import federate
 from golden import harness
 from golden.network import average, confusion, cross_entropy, logits, sgd
 from worlds import federation, perceptron

@@ -8,16 +8,16 @@ import torch
 
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.knn_per import KNNPer, Memory, remembered
-from fedtailor.contract.engines import Padded
-from fedtailor.contract.runs import assert_close_runs, assert_same_bits, run
 from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Split
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
-from fedtailor.engines.batched import Batched
-from fedtailor.engines.reference import Reference
-from fedtailor.engines.workers import Workers
+from fedtailor.simulation.engines.batched import Batched
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.engines.workers import Workers
+from fedtailor.testing.engines import Padded
+from fedtailor.testing.runs import assert_close_runs, assert_same_bits, run
 from golden import harness
 from golden.network import average, features, log_softmax, logits, sgd
 from worlds import federation, module, perceptron

@@ -6,13 +6,13 @@ import torch
 
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.moon import Frozen, Moon, contrastive_loss
-from fedtailor.contract.runs import run
 from fedtailor.core import tree
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.local import predict_features
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Batch, Training
-from fedtailor.engines.reference import Reference
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.testing.runs import run
+from fedtailor.training.blocks import predict_features
 from golden import harness
 from golden.network import ALL, average, cross_entropy, features, gradient, logits
 from worlds import Planned, federation, module

@@ -5,8 +5,8 @@ import pytest
 from fedtailor.algorithms.apfl import APFL
 from fedtailor.algorithms.ditto import Ditto
 from fedtailor.algorithms.pfedme import PFedMe
-from fedtailor.core import local
 from fedtailor.core.task import Training
+from fedtailor.training import blocks as local
 from golden import harness
 
 TRAINING = Training(lr=0.1, epochs=1, batch_size=5)

@@ -13,10 +13,10 @@ from fedtailor.algorithms.perfedavg import PerFedAvg
 from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Federation, Split
-from fedtailor.core.penalties import inner_product
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
 from fedtailor.models.module import from_module
+from fedtailor.training.losses import inner_product
 from golden import harness
 from golden.network import average, confusion, cross_entropy, gradient, logits, sgd
 

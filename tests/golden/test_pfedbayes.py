@@ -8,12 +8,12 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 from fedtailor.algorithms.pfedbayes import PFedBayes
-from fedtailor.core import gaussian_heads
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.gaussian_heads import HeadPosterior, divergence_between, raw_of
 from fedtailor.core.noise import normal
-from fedtailor.core.optimizer import Moments, Optimizer, adam_step
 from fedtailor.core.task import Training
+from fedtailor.statistics import gaussian_heads
+from fedtailor.statistics.gaussian_heads import HeadPosterior, divergence_between, raw_of
+from fedtailor.training.optimizer import Moments, Optimizer, adam_step
 from golden import harness
 from golden.network import ALL, confusion, cross_entropy, gradient, logits
 from worlds import Planned, federation, module

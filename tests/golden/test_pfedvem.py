@@ -10,9 +10,9 @@ import torch
 
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.pfedvem import PFedVEM
-from fedtailor.core import gaussian_heads
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
+from fedtailor.statistics import gaussian_heads
 from golden import harness, vem
 from golden.compare import assert_scores
 from golden.network import BODY, HEAD, features

@@ -11,11 +11,11 @@ from fedtailor.core import tree
 from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Cohort, Federation, Split
-from fedtailor.core.gaussian_heads import HeadPosterior, raw_of
 from fedtailor.core.message import Mean, reduce_field
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
 from fedtailor.models.mlp import mlp
+from fedtailor.statistics.gaussian_heads import HeadPosterior, raw_of
 from golden import harness, vem
 from golden.network import BODY, HEAD, log_softmax
 

@@ -9,13 +9,13 @@ import torch
 import worlds
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.scaffold import Scaffold, Server, State
-from fedtailor.contract.runs import assert_close_runs, assert_same_bits, run
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
-from fedtailor.engines.reference import Reference
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.testing.runs import assert_close_runs, assert_same_bits, run
 from golden import harness
 from golden.network import ALL, cross_entropy, gradient, logits
 from worlds import Planned, federation, perceptron

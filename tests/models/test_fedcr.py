@@ -8,8 +8,8 @@ from torch import nn
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
-from fedtailor.core.stochastic import GaussianModel
 from fedtailor.models.fedcr import fedcr_cnn, fedcr_mlp
+from fedtailor.statistics.bottleneck import GaussianModel
 
 GRAY, COLOR = (1, 28, 28), (3, 32, 32)
 RELEASED = {"channels1": 4, "channels2": 12}

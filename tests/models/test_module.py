@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedtailor.core.federation import ExampleSet
-from fedtailor.core.local import classification_loss, train
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
 from fedtailor.models.module import from_module
+from fedtailor.training.blocks import classification_loss, train
 
 SHAPE = (3, 8, 8)
 

@@ -31,13 +31,13 @@ from torch import Tensor
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
 from fedtailor.core.federation import ClientData, ClientInfo
-from fedtailor.core.local import StepOutput, classification_loss, model_gradient, train
 from fedtailor.core.message import Mean
-from fedtailor.core.optimizer import sgd_step
 from fedtailor.core.options import Range
-from fedtailor.core.penalties import inner_product
 from fedtailor.core.rng import Key
 from fedtailor.core.task import TRAINED, Batch, LossOutput, Params, Task, Training
+from fedtailor.training.blocks import StepOutput, classification_loss, model_gradient, train
+from fedtailor.training.losses import inner_product
+from fedtailor.training.optimizer import sgd_step
 
 
 class State(NamedTuple):

@@ -30,12 +30,12 @@ from torch import Tensor
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
 from fedtailor.core.federation import ClientData, ClientInfo
-from fedtailor.core.local import StepOutput, Trained, classification_loss, train
 from fedtailor.core.message import Mean
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import TRAINED, Batch, Params, Task
-from fedtailor.core.tuning import in_words
+from fedtailor.training.blocks import StepOutput, Trained, classification_loss, train
+from fedtailor.training.tuning import in_words
 
 Server = dict[str, Params]
 

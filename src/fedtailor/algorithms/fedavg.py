@@ -15,10 +15,10 @@ from typing import ClassVar, Literal
 
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
 from fedtailor.core.federation import ClientData
-from fedtailor.core.local import classification_loss, train
 from fedtailor.core.message import Mean
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Params, Task
+from fedtailor.training.blocks import classification_loss, train
 
 Server = dict[str, Params]
 

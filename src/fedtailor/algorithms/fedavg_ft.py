@@ -15,12 +15,12 @@ from typing import Annotated
 
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
 from fedtailor.core.federation import ClientData
-from fedtailor.core.local import classification_loss, train
 from fedtailor.core.message import Mean
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Params, Task
-from fedtailor.core.tuning import Layers, Tuned, in_words, not_tuned, tune
+from fedtailor.training.blocks import classification_loss, train
+from fedtailor.training.tuning import Layers, Tuned, in_words, not_tuned, tune
 
 Server = dict[str, Params]
 

@@ -20,12 +20,12 @@ from typing import Annotated
 
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.local import classification_loss, train
 from fedtailor.core.message import Field, Mean, Messages
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import BODY, Params, Task
-from fedtailor.core.tuning import Layers, Tuned, in_words, not_tuned, tune
+from fedtailor.training.blocks import classification_loss, train
+from fedtailor.training.tuning import Layers, Tuned, in_words, not_tuned, tune
 
 Server = dict[str, Params]
 

@@ -32,11 +32,11 @@ from torch import Tensor
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.local import classification_loss, train
 from fedtailor.core.message import Field, Mean, Messages, Reduced
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, Params, Task
-from fedtailor.core.tuning import train_rounds
+from fedtailor.training.blocks import classification_loss, train
+from fedtailor.training.tuning import train_rounds
 
 
 class Shared(NamedTuple):

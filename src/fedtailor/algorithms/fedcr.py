@@ -53,14 +53,13 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
-from fedtailor.core.diagonal import class_products, kl
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.local import Trained, predict_features, train, weighted_mean
 from fedtailor.core.message import Field, Mean, Messages, Reduced, Sum
 from fedtailor.core.noise import normal
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
-from fedtailor.core.stochastic import (
+from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task
+from fedtailor.statistics.bottleneck import (
     GaussianModel,
     Gaussians,
     Likelihood,
@@ -70,8 +69,9 @@ from fedtailor.core.stochastic import (
     split,
     train_sampled_head,
 )
-from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task
-from fedtailor.core.tuning import in_words
+from fedtailor.statistics.diagonal import class_products, kl
+from fedtailor.training.blocks import Trained, predict_features, train, weighted_mean
+from fedtailor.training.tuning import in_words
 
 
 class Global(NamedTuple):

@@ -31,12 +31,12 @@ import torch
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.local import classification_loss, train
 from fedtailor.core.message import Field, Mean, Messages, Reduced
 from fedtailor.core.options import Range
-from fedtailor.core.penalties import inner_product, squared_distance
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, TRAINED, Batch, LossOutput, Params, Task
+from fedtailor.training.blocks import classification_loss, train
+from fedtailor.training.losses import inner_product, squared_distance
 
 
 class Server(NamedTuple):

@@ -46,7 +46,12 @@ from torch import Tensor
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.gaussian import (
+from fedtailor.core.message import Field, Mean, Messages, Reduced
+from fedtailor.core.noise import uniform
+from fedtailor.core.options import Range
+from fedtailor.core.rng import Key
+from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task
+from fedtailor.statistics.gaussian import (
     blend,
     class_moments,
     condition,
@@ -58,12 +63,7 @@ from fedtailor.core.gaussian import (
     scatter_about,
     smooth_prior,
 )
-from fedtailor.core.local import cached_features, cross_entropy, predict_features, train
-from fedtailor.core.message import Field, Mean, Messages, Reduced
-from fedtailor.core.noise import uniform
-from fedtailor.core.options import Range
-from fedtailor.core.rng import Key
-from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task
+from fedtailor.training.blocks import cached_features, cross_entropy, predict_features, train
 
 _SHRINKAGE = 1e-4  # of a covariance, before every solve
 _SPREAD = 0.1  # initial means are uniform within this distance of 0

@@ -25,17 +25,17 @@ from typing import Annotated, NamedTuple
 
 import torch
 
+from fedtailor.algorithms._head_mixing import feature_statistics, measured, mixed, mixing_weights
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.local import train
 from fedtailor.core.message import Each, Field, Mean, Messages, Reduced
-from fedtailor.core.mixing import feature_statistics, measured, mixed, mixing_weights
 from fedtailor.core.options import Range
-from fedtailor.core.penalties import aligned_loss
 from fedtailor.core.rng import Key
 from fedtailor.core.task import BODY, Params, Task
-from fedtailor.core.tuning import Tuned, in_words, train_head, tune
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import aligned_loss
+from fedtailor.training.tuning import Tuned, in_words, train_head, tune
 
 Server = dict[str, tree.Tree]  # body, class_means (classes, d), and known: 1 for classes that have one (classes,)
 

@@ -34,13 +34,13 @@ from torch import Tensor
 
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.gaussian import class_moments
-from fedtailor.core.local import cached_features, cross_entropy, predict_features, train, weighted_mean
 from fedtailor.core.message import Field, Mean, Messages, Reduced
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Batch, LossOutput, Params, Task
-from fedtailor.core.tuning import train_rounds
+from fedtailor.statistics.gaussian import class_moments
+from fedtailor.training.blocks import cached_features, cross_entropy, predict_features, train, weighted_mean
+from fedtailor.training.tuning import train_rounds
 
 
 class Prototypes(NamedTuple):

@@ -24,12 +24,12 @@ from typing import Annotated, ClassVar, Literal
 
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
 from fedtailor.core.federation import ClientData
-from fedtailor.core.local import train
 from fedtailor.core.message import Mean
 from fedtailor.core.options import Range
-from fedtailor.core.penalties import proximal_loss
 from fedtailor.core.rng import Key
 from fedtailor.core.task import TRAINED, Params, Task
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import proximal_loss
 
 Server = dict[str, Params]
 

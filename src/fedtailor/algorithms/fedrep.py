@@ -22,12 +22,12 @@ from typing import Annotated
 
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
 from fedtailor.core.federation import ClientData, ClientInfo
-from fedtailor.core.local import Trained, classification_loss, train
 from fedtailor.core.message import Field, Mean, Messages
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import BODY, Params, Task
-from fedtailor.core.tuning import Tuned, in_words, train_head, tune
+from fedtailor.training.blocks import Trained, classification_loss, train
+from fedtailor.training.tuning import Tuned, in_words, train_head, tune
 
 Server = dict[str, Params]
 

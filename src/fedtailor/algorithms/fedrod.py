@@ -31,17 +31,17 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedtailor.algorithms._hypernetwork import hyper_head, hyper_shapes, init_hyper
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
 from fedtailor.core.federation import ClientData, ClientInfo
-from fedtailor.core.gaussian import smooth_prior
-from fedtailor.core.hyper import hyper_head, hyper_shapes, init_hyper
-from fedtailor.core.local import cross_entropy, predict_features, train
 from fedtailor.core.message import Field, Mean, Messages
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, Batch, LossOutput, Params, Task
-from fedtailor.core.tuning import in_words
+from fedtailor.statistics.gaussian import smooth_prior
+from fedtailor.training.blocks import cross_entropy, predict_features, train
+from fedtailor.training.tuning import in_words
 
 Server = dict[str, Params]
 State = Params | tuple[()]

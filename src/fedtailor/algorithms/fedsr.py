@@ -41,16 +41,22 @@ from torch import Tensor
 
 from fedtailor.core import rng
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
-from fedtailor.core.diagonal import kl
 from fedtailor.core.federation import ClientData
-from fedtailor.core.local import predict_features, train, weighted_mean
 from fedtailor.core.message import Field, Mean, Messages
 from fedtailor.core.noise import normal
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
-from fedtailor.core.stochastic import GaussianModel, mean_log_probabilities, sampled_losses, split, train_sampled_head
 from fedtailor.core.task import ALL, Batch, LossOutput, Params, Task
-from fedtailor.core.tuning import Tuned, in_words, not_tuned
+from fedtailor.statistics.bottleneck import (
+    GaussianModel,
+    mean_log_probabilities,
+    sampled_losses,
+    split,
+    train_sampled_head,
+)
+from fedtailor.statistics.diagonal import kl
+from fedtailor.training.blocks import predict_features, train, weighted_mean
+from fedtailor.training.tuning import Tuned, in_words, not_tuned
 
 Server = dict[str, Params]
 

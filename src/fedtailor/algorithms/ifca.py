@@ -33,11 +33,11 @@ from torch import Tensor
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
 from fedtailor.core.federation import ClientData, ExampleSet
-from fedtailor.core.local import classification_loss, forward, predict_logits, train
 from fedtailor.core.message import Field, Mean, Messages, spread
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, Batch, Params, Task
+from fedtailor.training.blocks import classification_loss, forward, predict_logits, train
 
 Server = dict[str, Params]
 

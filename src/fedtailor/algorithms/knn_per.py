@@ -30,12 +30,12 @@ from torch import Tensor
 
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
 from fedtailor.core.federation import ClientData
-from fedtailor.core.local import cached_features, classification_loss, forward, predict_features, train
 from fedtailor.core.message import Mean
 from fedtailor.core.options import Range
 from fedtailor.core.per_example import PerExample
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Batch, Params, Task
+from fedtailor.training.blocks import cached_features, classification_loss, forward, predict_features, train
 
 Server = dict[str, Params]
 

@@ -27,12 +27,12 @@ from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import ClientData, ClientInfo
-from fedtailor.core.local import classification_loss, train
 from fedtailor.core.message import Field, Mean, Messages
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, BODY, Params, Task
-from fedtailor.core.tuning import Tuned, in_words, tune
+from fedtailor.training.blocks import classification_loss, train
+from fedtailor.training.tuning import Tuned, in_words, tune
 
 Server = dict[str, Params]
 V = TypeVar("V")

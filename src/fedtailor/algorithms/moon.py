@@ -31,11 +31,11 @@ from torch import Tensor
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
 from fedtailor.core.federation import ClientData, ClientInfo
-from fedtailor.core.local import cross_entropy, train, weighted_mean
 from fedtailor.core.message import Mean
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Batch, LossOutput, Params, Task
+from fedtailor.training.blocks import cross_entropy, train, weighted_mean
 
 Server = dict[str, Params]
 

@@ -35,12 +35,12 @@ from torch import Tensor
 
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
 from fedtailor.core.federation import ClientData
-from fedtailor.core.local import StepOutput, classification_loss, model_gradient, train
 from fedtailor.core.message import Field, Mean, Messages
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, TRAINED, Batch, Params, Task
-from fedtailor.core.tuning import Tuned, in_words, not_tuned
+from fedtailor.training.blocks import StepOutput, classification_loss, model_gradient, train
+from fedtailor.training.tuning import Tuned, in_words, not_tuned
 
 Server = dict[str, Params]
 

@@ -30,13 +30,13 @@ from torch import Tensor
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.gaussian_heads import HeadPosterior, divergence_between, expected_loss, raw_of
-from fedtailor.core.local import StepOutput, Trained, train
 from fedtailor.core.message import Field, Mean, Messages, Reduced
-from fedtailor.core.optimizer import Moments, adam_step
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, TRAINED, Batch, Params, Task
+from fedtailor.statistics.gaussian_heads import HeadPosterior, divergence_between, expected_loss, raw_of
+from fedtailor.training.blocks import StepOutput, Trained, train
+from fedtailor.training.optimizer import Moments, adam_step
 
 
 class State(NamedTuple):

@@ -39,9 +39,15 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedtailor.algorithms._beta_search import find_beta
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort, ExampleSet
-from fedtailor.core.gaussian import (
+from fedtailor.core.message import Field, Mean, Messages, Reduced
+from fedtailor.core.noise import row_words, uniform
+from fedtailor.core.options import Range
+from fedtailor.core.rng import Key
+from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task
+from fedtailor.statistics.gaussian import (
     blend,
     class_moments,
     condition,
@@ -53,13 +59,7 @@ from fedtailor.core.gaussian import (
     nearest_pd,
     smooth_prior,
 )
-from fedtailor.core.interpolation import find_beta
-from fedtailor.core.local import cached_features, cross_entropy, predict_features, train
-from fedtailor.core.message import Field, Mean, Messages, Reduced
-from fedtailor.core.noise import row_words, uniform
-from fedtailor.core.options import Range
-from fedtailor.core.rng import Key
-from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task
+from fedtailor.training.blocks import cached_features, cross_entropy, predict_features, train
 
 _SHRINKAGE = 1e-4  # of a covariance, before every solve (C)
 

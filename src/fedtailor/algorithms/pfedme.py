@@ -33,12 +33,12 @@ from torch import Tensor
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
 from fedtailor.core.federation import ClientData, Cohort
-from fedtailor.core.local import StepOutput, Trained, model_gradient, train
 from fedtailor.core.message import Field, Mean, Messages, Reduced
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import TRAINED, Batch, Params, Task
-from fedtailor.core.tuning import Tuned, not_tuned
+from fedtailor.training.blocks import StepOutput, Trained, model_gradient, train
+from fedtailor.training.tuning import Tuned, not_tuned
 
 Server = dict[str, Params]
 

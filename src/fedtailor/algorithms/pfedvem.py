@@ -49,7 +49,12 @@ from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.gaussian_heads import (
+from fedtailor.core.message import Field, Mean, Messages, Reduced
+from fedtailor.core.noise import normal
+from fedtailor.core.options import Range
+from fedtailor.core.rng import Key
+from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task, Training
+from fedtailor.statistics.gaussian_heads import (
     HeadPosterior,
     HeadPrior,
     divergence,
@@ -60,13 +65,8 @@ from fedtailor.core.gaussian_heads import (
     raw_of,
     squares,
 )
-from fedtailor.core.local import cached_features, predict_features, train, weighted_mean
-from fedtailor.core.message import Field, Mean, Messages, Reduced
-from fedtailor.core.noise import normal
-from fedtailor.core.options import Range
-from fedtailor.core.rng import Key
-from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task, Training
-from fedtailor.core.tuning import in_words
+from fedtailor.training.blocks import cached_features, predict_features, train, weighted_mean
+from fedtailor.training.tuning import in_words
 
 _HEAD_MOMENTUM = 0.9
 _LEAST_VARIANCE = 1e-12  # of a head about the global one

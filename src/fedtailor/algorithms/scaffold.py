@@ -29,12 +29,12 @@ from torch import Tensor
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.local import classification_loss, train
 from fedtailor.core.message import Field, Mean, Messages, Reduced, Sum
 from fedtailor.core.options import Range
-from fedtailor.core.penalties import inner_product
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, TRAINED, Batch, LossOutput, Params, Task
+from fedtailor.training.blocks import classification_loss, train
+from fedtailor.training.losses import inner_product
 
 
 class Server(NamedTuple):

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from fedtailor.core.errors import unknown_name
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.local import predict_logits
 from fedtailor.core.message import Field, Messages, Reduced, Upload
 from fedtailor.core.options import check_options
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, Task, Training
 from fedtailor.core.tree import Tree
-from fedtailor.core.tuning import Tuned
+from fedtailor.training.blocks import predict_logits
+from fedtailor.training.tuning import Tuned
 
 S = TypeVar("S")
 C = TypeVar("C")

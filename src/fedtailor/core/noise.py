@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import rng
-from fedtailor.core.recording import host_call
 from fedtailor.core.rng import Key
+from fedtailor.training.step_graph.recording import host_call
 
 _CHUNK = 2**20  # words read at once (8 MiB), so that a long draw needs little memory
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fedtailor.core.errors import unknown_name
-from fedtailor.data.known import DATASETS, KnownDataset
+from fedtailor.data.datasets.known import DATASETS, KnownDataset
 
 if TYPE_CHECKING:
     from fedtailor.data.dataset import Dataset

@@ -45,7 +45,7 @@ def signature_of(patterns: Iterable[str], folder: Path) -> str:
     source of the readers: what another version decoded is not taken for what this one would.
 
     Args:
-        patterns: relative to ``folder``, as in :class:`fedtailor.data.known.KnownDataset`.
+        patterns: relative to ``folder``, as in :class:`fedtailor.data.datasets.known.KnownDataset`.
         folder: the data folder.
 
     Returns:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedtailor.core.errors import unknown_name
-from fedtailor.data.downloads import DOWNLOADS, ELSEWHERE
-from fedtailor.data.fetch import is_there
-from fedtailor.data.known import DATASETS
+from fedtailor.data.datasets.known import DATASETS
+from fedtailor.data.download.fetch import is_there
+from fedtailor.data.download.sources import DOWNLOADS, ELSEWHERE
 
 State = Literal["included", "present", "partial", "absent"]
 

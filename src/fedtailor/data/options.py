@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from fedtailor.core.errors import ConfigError, unknown_name
 from fedtailor.core.options import Range, check_options
-from fedtailor.data.known import DATASETS
+from fedtailor.data.datasets.known import DATASETS
 
 TestPolicy = Literal["own", "given", "by_label", "by_subclass", "complete"]
 

@@ -3,7 +3,7 @@
 Zhang et al. 2023, "FedCR: Personalized Federated Learning Based on Across-Client Common Representation with
 Conditional Mutual Information Regularization", ICML. These are the deterministic networks that the paper's baselines
 train; a stochastic algorithm puts its Gaussian layer between the 1024 features and the head
-(:class:`fedtailor.core.stochastic.GaussianModel`).
+(:class:`fedtailor.statistics.bottleneck.GaussianModel`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import numpy as np
 from fedtailor.core.errors import DataError
 from fedtailor.data.corruptions.batch import Draws
 from fedtailor.data.corruptions.plasma import num_draws, plasma
-from fedtailor.data.files import damaged, read_bytes
+from fedtailor.data.readers.files import damaged, read_bytes
 
 NUM_PICTURES = 5
 """CIFAR-S uses the first five of six photographs."""

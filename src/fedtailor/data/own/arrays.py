@@ -8,7 +8,6 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.files import read_bytes
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.assemble import one_source
 from fedtailor.data.own.blocks import Block
@@ -17,6 +16,7 @@ from fedtailor.data.own.names import safe_name
 from fedtailor.data.own.npz import read_archive
 from fedtailor.data.own.place import MAX_CLASSES, MAX_TOTAL_BYTES, Place, Unusable, show
 from fedtailor.data.own.report import Findings
+from fedtailor.data.readers.files import read_bytes
 
 ARRAYS = ("x", "y", "class_names")
 

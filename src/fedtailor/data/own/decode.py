@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from fedtailor.data.files import MAX_BYTES
 from fedtailor.data.own.place import Unusable
+from fedtailor.data.readers.files import MAX_BYTES
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 """The formats that are read, whatever the name of the file; none of them runs another program."""

@@ -9,7 +9,6 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.files import read_bytes
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.assemble import SitePart, assemble, describe_sites, one_source
 from fedtailor.data.own.classes import name_classes
@@ -22,6 +21,7 @@ from fedtailor.data.own.report import Findings, Site
 from fedtailor.data.own.scale import AS_THEY_ARE
 from fedtailor.data.own.table import Table
 from fedtailor.data.own.table_columns import check_columns_alike, ordered_features
+from fedtailor.data.readers.files import read_bytes
 
 PARQUET = (".parquet", ".pq")
 """Files whose names end so are Parquet, in upper or lower case; all others are CSV."""

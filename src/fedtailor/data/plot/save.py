@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtailor.atomic import write_whole
+from fedtailor.core.atomic import write_whole
 from fedtailor.core.errors import ConfigError, did_you_mean
 from fedtailor.data.plot.style import Picture
 

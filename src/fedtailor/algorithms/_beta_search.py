@@ -1,0 +1,231 @@
+"""The search for beta: how far a client should move from the global Gaussian class model to its own.
+
+Beta minimizes the cross-validated loss of the classifier of the blended model (pFedFDA: McLaughlin and Su 2024,
+"Personalized Federated Learning via Feature Distribution Adaptation", NeurIPS). One decomposition per fold makes
+both covariances diagonal, so that any number of blends costs no further factorization. Nothing branches on data;
+everything runs under ``torch.func.vmap`` and in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Float64, Int, Int64, Real
+from torch import Tensor
+from torch.nn.functional import cross_entropy, pad
+
+from fedtailor.statistics.gaussian import (
+    all_finite,
+    class_moments,
+    covariance,
+    finite_or,
+    known_means,
+    nearest_pd,
+    shrink,
+)
+
+Mode = Literal["single", "multi"]
+"""One beta for means and covariance, or one for each."""
+
+_FIRST_LEVEL = {"single": 5, "multi": 3}  # the search starts on multiples of 2^-5 (2^-3 in two dimensions) ...
+_LAST_LEVEL = 12  # ... and ends on multiples of 2^-12
+_TIE = 1e-12  # objectives this close, relative to 1 + their size, count as equal
+_AT_ONCE = 9  # betas evaluated in one product, to bound memory
+
+
+class Folds(NamedTuple):
+    """Two halves of some examples: row numbers, and weights that are 0 for rows left out."""
+
+    rows: Int64[Tensor, "2 half"]
+    weight: Real[Tensor, "2 half"]
+
+
+class Path(NamedTuple):
+    """All blends of a local and a global class model, in a basis where both covariances are diagonal."""
+
+    basis: Float64[Tensor, "d d"]
+    """Columns in which the global covariance is the identity; NaN where there is no such basis."""
+    variances: Float64[Tensor, "d"]
+    """Diagonal of the local covariance in that basis."""
+    local_means: Float64[Tensor, "classes d"]
+    """Local means in that basis."""
+    global_means: Float64[Tensor, "classes d"]
+    """Global means in that basis."""
+
+
+class Fold(NamedTuple):
+    """Blends estimated on one half of the examples, and the other half to judge them by."""
+
+    path: Path
+    features: Float64[Tensor, "half d"]
+    labels: Int[Tensor, "half"]
+    weight: Float64[Tensor, "half"]
+
+
+def find_beta(
+    z: Float[Tensor, "n d"],
+    labels: Int[Tensor, "n"],
+    weight: Real[Tensor, "n"],
+    words: Int64[Tensor, "n"],
+    global_means: Float[Tensor, "classes d"],
+    global_covariance: Float[Tensor, "d d"],
+    prior: Float[Tensor, "classes"],
+    previous: Float[Tensor, "2"],
+    *,
+    mode: Mode,
+    ridge: float,
+    offset: float,
+    shrinkage: float,
+    project: bool,
+) -> Float64[Tensor, "2"]:
+    """Find beta for the means and for the covariance by 2-fold cross-validation, as multiples of 2^-12.
+
+    Args:
+        z: features; rows of weight 0 are not there and may hold any finite numbers.
+        words: random bits of every row, which decide the folds.
+        prior: class probabilities of the classifier.
+        previous: returned if the objective is nowhere finite.
+        mode: ``single`` gives two equal betas.
+        ridge: added to the diagonal of the local covariance.
+        offset: added to every entry of the local covariance.
+        shrinkage: amount by which both covariances are shrunk before they are blended.
+        project: make the local covariance positive definite by :func:`gaussian.nearest_pd`.
+
+    Returns:
+        Beta of means and covariance. 0, the global model, if no class has two examples.
+    """
+    num_classes = global_means.shape[0]
+    folds = stratified_folds(labels, weight, words, num_classes)
+    features = [z[rows].double() for rows in folds.rows]
+    fold_labels = labels[folds.rows].clamp(0, num_classes - 1)
+    shared = shrink(global_covariance, shrinkage)
+    judged = []
+    for half, other in ((0, 1), (1, 0)):
+        moments = class_moments(features[half], fold_labels[half], folds.weight[half], num_classes)
+        local = covariance(moments.scatter, moments.counts.sum(), ridge, offset)
+        local = shrink(nearest_pd(local) if project else local, shrinkage)
+        blends = path(known_means(moments, global_means), global_means, local, shared)
+        judged.append(Fold(blends, features[other], fold_labels[other], folds.weight[other].double()))
+    log_prior = prior.double().log()
+    beta, value = search_beta(lambda betas: objective(judged, log_prior, betas), mode, like=shared)
+    beta = torch.where(torch.isfinite(value), beta, previous.double())
+    return torch.where((folds.weight > 0).any(), beta, 0.0)
+
+
+def stratified_folds(
+    labels: Int[Tensor, "n"], weight: Real[Tensor, "n"], words: Int64[Tensor, "n"], num_classes: int
+) -> Folds:
+    """Divide rows into two halves with equal shares of every class, at random by ``words``.
+
+    Rows are put in order of class and word, and dealt alternately; the sizes of the halves, and their numbers of
+    every class, differ by one at most. Rows of weight 0 and of classes with a single row get weight 0.
+    Same counts as scikit-learn's ``StratifiedKFold(2, shuffle=True)`` where classes first appear in order.
+    """
+    n = labels.shape[0]
+    present = (labels[:, None] == torch.arange(num_classes, device=labels.device)) & (weight > 0)[:, None]
+    kept = (present & (present.sum(0) >= 2)).any(1)
+    group = torch.where(kept, labels, num_classes)
+    by_word = torch.argsort(words, stable=True)
+    order = by_word[torch.argsort(group[by_word], stable=True)]
+    order_weight = torch.where(kept, weight, 0)[order]
+    rows, row_weight = (pad(column, (0, n % 2)).reshape(-1, 2).mT for column in (order, order_weight))
+    return Folds(rows, row_weight)
+
+
+def path(
+    local_means: Float[Tensor, "classes d"],
+    global_means: Float[Tensor, "classes d"],
+    local_covariance: Float64[Tensor, "d d"],
+    global_covariance: Float64[Tensor, "d d"],
+) -> Path:
+    """Decompose the blends of two class models.
+
+    With ``global = L L^T`` and ``L^-1 local L^-T = Q diag(t) Q^T``, the inverse of a blend of covariances is
+    ``P diag(1 / (beta t + 1 - beta)) P^T`` where ``P = L^-T Q``.
+    """
+    identity = torch.eye(global_covariance.shape[-1], dtype=torch.float64, device=global_covariance.device)
+    factor, failed = torch.linalg.cholesky_ex(finite_or(global_covariance, identity))
+    left = torch.linalg.solve_triangular(factor, local_covariance, upper=False)
+    relative = torch.linalg.solve_triangular(factor, left.mT, upper=False)
+    variances, rotation = torch.linalg.eigh(finite_or(relative, identity))
+    basis = torch.linalg.solve_triangular(factor.mT, rotation, upper=True)
+    sound = all_finite(global_covariance) & all_finite(relative) & (failed == 0)
+    basis = torch.where(sound, basis, torch.nan)
+    return Path(basis, variances, local_means.double() @ basis, global_means.double() @ basis)
+
+
+def weights(
+    blends: Path, beta_mean: Float64[Tensor, "k"], beta_cov: Float64[Tensor, "k"]
+) -> tuple[Float64[Tensor, "k classes d"], Float64[Tensor, "k classes"]]:
+    """Return weights and biases (without prior) of the classifiers of ``k`` blends."""
+    share = beta_mean[:, None, None]
+    means = share * blends.local_means + (1.0 - share) * blends.global_means
+    variances = beta_cov[:, None] * blends.variances + (1.0 - beta_cov[:, None])
+    scaled = means / variances[:, None]
+    return scaled @ blends.basis.mT, -0.5 * (means * scaled).sum(-1)
+
+
+def objective(
+    folds: list[Fold], log_prior: Float64[Tensor, "classes"], betas: Float64[Tensor, "k 2"]
+) -> Float64[Tensor, "k"]:
+    """Return the sum over folds of the mean cross-entropy, for ``k`` pairs of betas at once."""
+    parts = (betas[start : start + _AT_ONCE] for start in range(0, betas.shape[0], _AT_ONCE))
+    return torch.cat([torch.stack([_mean_loss(fold, log_prior, part) for fold in folds]).sum(0) for part in parts])
+
+
+def _mean_loss(fold: Fold, log_prior: Tensor, betas: Tensor) -> Tensor:
+    """Return the mean cross-entropy of one fold, (k,); weights go back to the features, not features forward."""
+    weight, bias = weights(fold.path, betas[:, 0], betas[:, 1])
+    # samples last, so that the softmax over classes runs along contiguous memory
+    logits = torch.addmm((bias + log_prior).reshape(-1, 1), weight.flatten(0, 1), fold.features.mT)
+    logits = logits.reshape(*bias.shape, fold.labels.shape[0])  # (k, classes, half)
+    loss = cross_entropy(logits, fold.labels.expand(betas.shape[0], -1), reduction="none")  # (k, half)
+    total = fold.weight.sum()
+    return torch.where(fold.weight > 0, loss, 0.0) @ fold.weight / torch.where(total > 0, total, 1.0)
+
+
+def search_beta(
+    evaluate: Callable[[Float64[Tensor, "k 2"]], Float64[Tensor, "k"]], mode: Mode, *, like: Tensor
+) -> tuple[Float64[Tensor, "2"], Float64[Tensor, ""]]:
+    """Minimize a function of beta over the multiples of 2^-12 in [0, 1] by a pattern search with halved steps.
+
+    Starts from the multiples of 1/32 and moves to the best neighbor with steps 1/64, 1/128, ..., 1/4096; in two
+    dimensions it starts from the multiples of 1/8, and every step size is used twice. A dip narrower than the first
+    steps can be missed, then a local minimum is found. Among candidates whose values differ by rounding only, the
+    smallest wins (by the beta of means, then of covariance), so that all engines agree and a flat function gives 0.
+
+    Args:
+        evaluate: values (k,) of betas (k, 2); values that are not finite are never chosen.
+        like: a float64 tensor on the device of the search.
+
+    Returns:
+        The best beta, and its value: infinite if no value was finite.
+    """
+    steps = 2 ** _FIRST_LEVEL[mode]
+    corner = torch.arange(steps + 1, dtype=like.dtype, device=like.device)
+    start = _pattern(corner / steps, mode)
+    best, value = _choose(start, evaluate(start))
+    directions = _pattern(corner[:3] - 1.0, mode)
+    middle = directions.shape[0] // 2
+    for level in range(_FIRST_LEVEL[mode] + 1, _LAST_LEVEL + 1):
+        for _ in range(1 if mode == "single" else 2):
+            candidates = (best + directions * 2.0**-level).clamp(0.0, 1.0)
+            values = evaluate(torch.cat([candidates[:middle], candidates[middle + 1 :]]))
+            values = torch.cat([values[:middle], value[None], values[middle:]])
+            best, value = _choose(candidates, values)
+    return best, value
+
+
+def _pattern(numbers: Tensor, mode: Mode) -> Tensor:
+    """Return pairs of equal numbers, or all pairs, in ascending order."""
+    return torch.stack([numbers, numbers], 1) if mode == "single" else torch.cartesian_prod(numbers, numbers)
+
+
+def _choose(candidates: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first candidate whose value is the lowest up to rounding, and its value."""
+    values = torch.where(torch.isfinite(values), values, torch.inf)
+    lowest = values.min()
+    first = (values <= lowest + _TIE * (1.0 + lowest.abs())).int().argmax()[None]
+    return candidates.index_select(0, first)[0], values.index_select(0, first)[0]

@@ -1,0 +1,169 @@
+"""What a person sees of data: tables on stdout, the progress of downloads on stderr."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from fedtailor.cli.show.results import printable, say, shortened, table
+
+_SECONDS_BETWEEN = 5.0
+_MOST_ROWS = 50
+_MOST_CLASSES = 3
+
+
+def size(number: int) -> str:
+    """Show bytes for people.
+
+    >>> size(170_498_071)
+    '170.5 MB'
+    """
+    value, unit = float(number), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def show_inventory(folder: str, records: Sequence[Mapping[str, Any]]) -> None:
+    """Print the known data sets."""
+    rows = [
+        [
+            record["name"],
+            record["description"],
+            _state(record),
+            "fetch" if record["fetchable"] else "by hand" if record["elsewhere"] else "-",
+            record["license"],
+            size(record["bytes"]) if record["files"] else "-",
+        ]
+        for record in records
+    ]
+    below = "fetch: fedtailor data fetch NAME. by hand: the same command says how. Citation: fedtailor data list NAME."
+    fabricated = [record["name"] for record in records if record["tested_on"] == "fabricated"]
+    if fabricated:
+        below += f" Readers tested on fabricated files only: {', '.join(fabricated)}."
+    columns = ["name", "description", "state", "get it", "license", "on disk"]
+    table(f"Data sets, looked for in {folder}", columns, rows, left=5, below=below)
+
+
+def _state(record: Mapping[str, Any]) -> str:
+    """Say whether a data set is there."""
+    return "no files needed" if record["state"] == "included" else str(record["state"])
+
+
+def show_dataset(folder: str, record: Mapping[str, Any]) -> None:
+    """Print all that is known of one data set."""
+    examples, name = record["examples"], record["name"]
+    facts = {
+        "description": record["description"],
+        "examples": "not known" if examples is None else f"{examples:,}",
+        "state": _state(record),
+        "looked for in": folder,
+        "files there": f"{record['files']:,} ({size(record['bytes'])})" if record["files"] else "none",
+        "get it": f"fedtailor data fetch {name}" if record["fetchable"] else record["elsewhere"] or "nothing to get",
+        "published at": "\n".join(record["urls"]) or "-",
+        "license": record["license"],
+        "citation": record["citation"],
+        "reader tested on": f"{record['tested_on']} files",
+    }
+    if record["fetchable"] and record["elsewhere"]:
+        facts["by hand"] = record["elsewhere"]
+    rows = [[what, line] for what, text in facts.items() for line in text.split("\n")]
+    table(name, ["what", "found"], rows, left=2)
+
+
+def show_fetched(record: Mapping[str, Any]) -> None:
+    """Print the files of a data set that are there."""
+    rows = [[file["path"], size(file["bytes"])] for file in record["files"]]
+    if rows:
+        table(f"{record['dataset']}, in {record['folder']}", ["file", "size"], rows)
+    else:
+        say(f"{record['dataset']} needs no files.")
+    if record["elsewhere"]:
+        say(f"note: {record['elsewhere']}")
+
+
+def show_check(record: Mapping[str, Any]) -> None:
+    """Print what was found in own data: a row per site, then problems by kind."""
+    rows = []
+    for site in record["sites"][:_MOST_ROWS]:
+        train, test = (sum(site[part].values()) for part in ("train", "test"))
+        classes = len({name for part in ("train", "test") for name, count in site[part].items() if count})
+        name = shortened(site["name"]) or "(no sites)"
+        rows.append([name, f"{train:,}", f"{test:,}", str(classes), str(site["problems"])])
+    hidden = len(record["sites"]) - len(rows)
+    below = f"{hidden} more sites: --json has all." if hidden else ""
+    title = f"{record['path']}: {record['layout'] or 'no layout recognized'}"
+    if rows:
+        table(title, ["site", "training\nexamples", "test\nexamples", "classes", "problems"], rows, below=below)
+    for group in record["problems"]:
+        style = {"error": "bold red", "skipped": "yellow"}.get(group["severity"], "")
+        often = "once" if group["count"] == 1 else f"{group['count']:,} times"
+        say(f"{group['severity']}: {group['kind']}, {often}", style=style)
+        for problem in group["first"]:
+            say(f"  {problem['path']}: {problem['message']}" if problem["path"] else f"  {problem['message']}")
+    for note in record["notes"]:
+        say(f"note: {note}")
+    say("The data can be used." if record["usable"] else "The data cannot be used as they are.")
+
+
+def show_partition(record: Mapping[str, Any]) -> None:
+    """Print who has how many examples of which classes."""
+    rows = []
+    for client in record["clients"][:_MOST_ROWS]:
+        counts = sorted(client["class_counts"].items(), key=lambda item: -item[1])
+        largest = ", ".join(f"{shortened(name)} ({count:,})" for name, count in counts[:_MOST_CLASSES])
+        numbers = (f"{client[part]:,}" for part in ("train", "val", "test"))
+        rows.append([shortened(client["name"]), largest, *numbers, str(len(counts))])
+    hidden = len(record["clients"]) - len(rows)
+    more = f"{hidden} more clients: --json has all. " if hidden else ""
+    sizes = record["sizes"]
+    below = (
+        f"{more}{len(record['clients'])} clients, {record['new_clients']} of them new; training examples: "
+        f"{sizes['smallest']:,} to {sizes['largest']:,}, mean {sizes['mean']:,.1f}. "
+        f"SHA-256 of data: {record['data_sha256']}, of split: {record['split_sha256']}."
+    )
+    columns = ["client", "most frequent classes", "training", "validation", "test", "classes"]
+    table(f"{record['dataset']}: {record['partition']}, seed {record['seed']}", columns, rows, left=2, below=below)
+    for note in record["notes"]:
+        say(f"note: {note}")
+    if record["out"]:
+        say(f"The split is in {record['out']}; use it with: {record['use']}")
+
+
+class FetchLine:
+    """The progress of downloads: a line that changes on a terminal, a line every few seconds elsewhere."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True, highlight=False)
+        self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
+        self._said = -_SECONDS_BETWEEN
+        self._what = ""
+
+    def __enter__(self) -> FetchLine:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show how far a file has come."""
+        if what.startswith("unpacking "):
+            text = f"{what}: {done:,} files"
+        else:
+            text = f"{what}: {size(done)}" + (f" of {size(total)}, {100 * done / total:.0f} %" if total else "")
+        now = time.monotonic()
+        if self._live is not None:
+            self._live.update(Text(printable(text), no_wrap=True, overflow="ellipsis"))
+        elif now - self._said > _SECONDS_BETWEEN or what != self._what or (total and done == total):
+            self._said, self._what = now, what
+            say(text)

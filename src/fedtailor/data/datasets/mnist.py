@@ -1,0 +1,111 @@
+"""MNIST and Fashion-MNIST: IDX files, compressed by gzip or not, where torchvision puts them.
+
+IDX: a magic number (two zero bytes, the type 0x08 for unsigned bytes, the number of axes), the length of
+each axis as a big-endian 32-bit number, then the values. LeCun, Cortes and Burges, "The MNIST database".
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import struct
+import zlib
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from fedtailor.data.dataset import Dataset, check_labels
+from fedtailor.data.readers import files
+
+_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+
+def load_mnist(folder: Path) -> Dataset:
+    """Load MNIST from ``folder``/MNIST/raw.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    return _load("mnist", folder / "MNIST" / "raw", tuple(str(digit) for digit in range(10)))
+
+
+def load_fashion_mnist(folder: Path) -> Dataset:
+    """Load Fashion-MNIST from ``folder``/FashionMNIST/raw.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    return _load("fashion_mnist", folder / "FashionMNIST" / "raw", _CLOTHES)
+
+
+def _load(name: str, raw: Path, class_names: tuple[str, ...]) -> Dataset:
+    sources: dict[str, str] = {}
+    images: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    for part in ("train", "t10k"):
+        pictures = read_idx(_find(name, raw, f"{part}-images-idx3-ubyte"), 3, sources, folder=raw.parents[1])
+        path = _find(name, raw, f"{part}-labels-idx1-ubyte")
+        numbers = check_labels(read_idx(path, 1, sources, folder=raw.parents[1]), 10, where=str(path))
+        if len(numbers) != len(pictures):
+            raise files.damaged(path, f"{len(pictures)} labels, one for each image", f"{len(numbers)} labels")
+        if images and pictures.shape[1:] != images[0].shape[1:]:
+            expected, got = f"images of {images[0].shape[1:]} pixels", f"{pictures.shape[1:]}"
+            raise files.damaged(raw / f"{part}-images-idx3-ubyte", expected, got)
+        images.append(pictures)
+        labels.append(numbers)
+    return Dataset(
+        name=name,
+        x=np.concatenate(images)[..., np.newaxis],
+        y=np.concatenate(labels),
+        num_classes=10,
+        class_names=class_names,
+        num_official_train=len(labels[0]),
+        sources=sources,
+    )
+
+
+def _find(name: str, raw: Path, file: str) -> Path:
+    """Return the path of a file or of its compressed form."""
+    places = [raw / file, raw / f"{file}.gz"]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise files.missing(name, raw.parents[1], places)
+    return found
+
+
+def read_idx(path: Path, axes: int, sources: dict[str, str], *, folder: Path) -> np.ndarray:
+    """Read unsigned bytes of ``axes`` axes from an IDX file; a name ending in .gz is decompressed.
+
+    No more is decompressed than the header announces, and never more than ``files.MAX_BYTES``.
+
+    Raises:
+        DataError: wrong magic number, fewer or more values than announced, damaged compression.
+    """
+    raw = files.read_bytes(path, sources, folder=folder)
+    plain = io.BytesIO(raw)
+    stream = cast(BinaryIO, gzip.GzipFile(fileobj=plain)) if path.suffix == ".gz" else plain
+    try:
+        header = stream.read(4 + 4 * axes)
+        shape = _shape(path, header, axes)
+        size = math.prod(shape)
+        if size > files.MAX_BYTES:
+            raise files.damaged(path, f"at most {files.MAX_BYTES} values", f"{size} announced")
+        values = stream.read(size + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise files.damaged(path, "intact gzip data", f"{type(error).__name__}: {error}") from error
+    if len(values) != size:
+        got = f"only {len(values)} (truncated)" if len(values) < size else "more"
+        raise files.damaged(path, f"{size} values as its header says", got)
+    return np.frombuffer(values, np.uint8).reshape(shape)
+
+
+def _shape(path: Path, header: bytes, axes: int) -> tuple[int, ...]:
+    """Return the lengths of the axes after a look at the magic number."""
+    magic = struct.pack(">HBB", 0, 8, axes)
+    if header[:4] != magic:
+        raise files.damaged(path, f"magic number 0x{magic.hex()}", f"0x{header[:4].hex()}")
+    if len(header) < 4 + 4 * axes:
+        raise files.damaged(path, f"a header of {4 + 4 * axes} bytes", f"{len(header)} bytes (truncated)")
+    return struct.unpack(f">{axes}I", header[4:])

@@ -1,0 +1,1 @@
+"""Downloads of known data sets."""

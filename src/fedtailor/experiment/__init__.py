@@ -1,0 +1,1 @@
+"""Experiments: configuration, assembly, run folders and records."""

@@ -1,0 +1,141 @@
+"""Assemble an experiment: the only place where algorithm, model, data and engine come together."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple, cast
+
+from fedtailor.algorithms import load_algorithm
+from fedtailor.core.algorithm import Algorithm
+from fedtailor.core.engine import Engine
+from fedtailor.core.errors import unknown_name
+from fedtailor.core.federation import Federation
+from fedtailor.core.participation import parse_participation
+from fedtailor.core.schedule import Protocol
+from fedtailor.core.task import Task, Training
+from fedtailor.data.build import DividedData, build
+from fedtailor.data.dataset import Dataset
+from fedtailor.data.options import DataOptions
+from fedtailor.data.tensors import to_federation
+from fedtailor.experiment.config import AlgorithmOptions, Config, as_options
+from fedtailor.experiment.preconditions import refuse_impossible_moves, refuse_untrainable, training_in_vain
+from fedtailor.experiment.progress import Progress, Silence
+from fedtailor.models import build_model, default_model
+from fedtailor.simulation.engines import Choice, choose_engine
+from fedtailor.simulation.rounds import check_tasks, check_who_trains
+
+
+class Parts(NamedTuple):
+    """An experiment of one seed, ready to run: everything that can be wrong with a configuration was checked."""
+
+    config: Config
+    """Resolved: every option has the value that is used."""
+    algorithm: Algorithm[Any, Any, Any]
+    federation: Federation
+    choice: Choice
+    protocol: Protocol
+    divided: DividedData
+    notes: list[str]
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the clients; who assembled it closes it."""
+        return self.choice.engine
+
+
+def assemble(config: Config, seed: int, *, dataset: Dataset | None = None, progress: Progress | None = None) -> Parts:
+    """Check a configuration and build everything that a run of one seed needs; nothing is written.
+
+    Args:
+        config: the experiment.
+        seed: the run's seed.
+        dataset: in place of loading the data set that ``config`` names.
+        progress: what is told while data are prepared.
+
+    Raises:
+        ConfigError: an option is wrong.
+        DataError: data is missing or damaged, or cannot be divided as asked.
+    """
+    algorithm = make_algorithm(config)
+    section = config.federation
+    protocol = Protocol(
+        rounds=section.rounds,
+        participation=parse_participation(
+            section.participation, min_clients=section.min_clients, full_last_round=section.full_last_round
+        ),
+        train=section.train,
+        evaluate_every=config.evaluation.every,
+        personalized_every=config.evaluation.personalized_every,
+    )
+    prepare = (progress or Silence()).prepare
+    divided = build(config.data, run_seed=seed, dataset=dataset, progress=prepare)
+    protocol.participation.check(len(divided.rows) - divided.num_new)
+    shape, num_classes = divided.dataset.input_shape, divided.dataset.num_classes
+    model_name = config.model.name or default_model(shape)
+    model = build_model(model_name, shape, num_classes, config.model.options)
+    federation = to_federation(divided, Task(model, num_classes, shape))
+    federation = _with_other_models(federation, config.model.others)
+    refuse_untrainable(config, federation)
+    check_tasks(algorithm, federation)
+    check_who_trains(algorithm, protocol)
+    refuse_impossible_moves(algorithm.training, shape)
+    choice = choose_engine(config.engine, algorithm, federation, protocol)
+    resolved = dataclasses.replace(
+        config,
+        seeds=(seed,),
+        data=_reusable(config.data, divided.division.options),
+        model=dataclasses.replace(config.model, name=model_name),
+        algorithm=_resolved(config.algorithm, algorithm),
+        training=algorithm.training,
+        federation=dataclasses.replace(section, train="all" if protocol.everybody_trains(algorithm) else "cohort"),
+        engine=dataclasses.replace(config.engine, name=cast(Any, choice.engine.name)),
+    )
+    warning = type(algorithm).preset_warnings.get(config.algorithm.preset)
+    notes = [*([warning] if warning else []), *algorithm.warnings(federation.common_task), *divided.notes]
+    notes += training_in_vain(algorithm, federation, protocol)
+    return Parts(resolved, algorithm, federation, choice, protocol, divided, notes)
+
+
+def _with_other_models(federation: Federation, others: tuple[str, ...]) -> Federation:
+    """Give clients the common model and the others in turn."""
+    if not others:
+        return federation
+    first = federation.common_task
+    shape, num_classes = tuple(first.input_shape), first.num_classes
+    tasks = [first, *(first._replace(model=build_model(name, shape, num_classes)) for name in others)]
+    return dataclasses.replace(
+        federation, own_tasks=[tasks[client % len(tasks)] for client in range(len(federation.splits))]
+    )
+
+
+def _reusable(given: DataOptions, used: DataOptions) -> DataOptions:
+    """Return the options with the values that were used, such that a run with them is the same run."""
+    if given.split:
+        return given
+    return dataclasses.replace(used, seed=given.seed)
+
+
+def make_algorithm(config: Config) -> Algorithm[Any, Any, Any]:
+    """Build the algorithm: its class by name, its preset, and its options; fields of ``[training]`` among them.
+
+    Raises:
+        ConfigError: unknown algorithm, preset or option, or a value out of range.
+    """
+    section = config.algorithm
+    cls = load_algorithm(section.name)
+    own = cls.option_names()
+    shared = [field.name for field in dataclasses.fields(Training)]
+    for name in section.options:
+        if name not in own and name not in shared:
+            raise unknown_name(f"option of {section.name}", name, [*own, *shared], key=f"algorithm.{name}")
+    of_training = {name: value for name, value in section.options.items() if name in shared and name not in own}
+    values = {name: value for name, value in section.options.items() if name in own}
+    training = dataclasses.replace(config.training, **as_options(Training, of_training, section="algorithm"))
+    checked = as_options(cls, values, section="algorithm")
+    return cls.from_preset(section.preset, training=training, **checked)
+
+
+def _resolved(section: AlgorithmOptions, algorithm: Algorithm[Any, Any, Any]) -> AlgorithmOptions:
+    """Return the section with the value of every field of the algorithm."""
+    options = {name: getattr(algorithm, name) for name in type(algorithm).option_names()}
+    return AlgorithmOptions(name=section.name, preset=section.preset, options=options)

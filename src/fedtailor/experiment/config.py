@@ -1,0 +1,275 @@
+"""The configuration of an experiment: frozen dataclasses, read from TOML and written back to it.
+
+Strict: an unknown section or key, a wrong type or a value out of range is an error that names the key, what is
+allowed, what was given, and the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+
+from fedtailor.algorithms import TABLE, load_algorithm
+from fedtailor.core.errors import ConfigError, did_you_mean
+from fedtailor.core.options import Range, build, check_options, check_value
+from fedtailor.core.task import Training
+from fedtailor.data.options import DataOptions
+from fedtailor.simulation.engines import EngineOptions
+
+_Seed = Annotated[int, Range(ge=0, le=2**53)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The ``[model]`` section."""
+
+    name: str = ""
+    """A model's name, or a user's ``package.module:function``; empty: the default for the data set."""
+    others: tuple[str, ...] = ()
+    """Further models, for methods that share no parameters: clients take ``name`` and these in turn."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of the model, as a table."""
+
+    def __post_init__(self) -> None:
+        check_options(self, owner="model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmOptions:
+    """The ``[algorithm]`` section: a name, a preset, and options of the algorithm.
+
+    Every other key is a field of the algorithm, or a field of ``[training]`` that it overrides.
+    """
+
+    name: str = "pfedfda"
+    """An algorithm's name, or a user's ``package.module:Class``."""
+    preset: str = "reference"
+    """Named set of values for the algorithm's fields."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_options(self, owner="algorithm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationOptions:
+    """The ``[federation]`` section: how long, and who takes part."""
+
+    rounds: Annotated[int, Range(ge=1)] = 30
+    """Rounds."""
+    participation: float | str = "all"
+    """A probability for each client, "all", "fixed(k)" or "bernoulli(q)"."""
+    min_clients: Annotated[int, Range(ge=1)] = 1
+    """A smaller cohort is drawn again."""
+    full_last_round: bool = True
+    """Whether everybody takes part in the last round."""
+    train: Literal["auto", "cohort", "all"] = "auto"
+    """Who trains: the cohort, or all clients in every round while the cohort uploads; auto: as the method does."""
+
+    def __post_init__(self) -> None:
+        check_options(self, owner="federation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """The ``[evaluation]`` section: when what is evaluated; all of it after the last round."""
+
+    every: Annotated[int, Range(ge=0)] = 10
+    """Rounds between evaluations of the global model and of local models; 0: after the last round only."""
+    personalized_every: Annotated[int, Range(ge=0)] = 0
+    """Rounds between evaluations of personalized models; 0: after the last round only."""
+
+    def __post_init__(self) -> None:
+        check_options(self, owner="evaluation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole experiment."""
+
+    seeds: tuple[int, ...] = (0,)
+    """One run per seed."""
+    data: DataOptions = field(default_factory=DataOptions)
+    model: ModelOptions = field(default_factory=ModelOptions)
+    algorithm: AlgorithmOptions = field(default_factory=AlgorithmOptions)
+    training: Training = field(default_factory=Training)
+    federation: FederationOptions = field(default_factory=FederationOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
+
+
+SECTIONS: Mapping[str, type[Any]] = {
+    "data": DataOptions,
+    "model": ModelOptions,
+    "algorithm": AlgorithmOptions,
+    "training": Training,
+    "federation": FederationOptions,
+    "engine": EngineOptions,
+    "evaluation": EvaluationOptions,
+}
+
+
+def load_config(path: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> Config:
+    """Read a configuration from a TOML file.
+
+    Args:
+        path: the file.
+        overrides: values by key, such as ``("training.lr", 0.05)``, put in place of the file's.
+
+    Raises:
+        ConfigError: the file is missing or no TOML, or a value is wrong.
+    """
+    try:
+        values = tomllib.loads(Path(path).read_bytes().decode())
+    except OSError as reason:
+        raise ConfigError(f"cannot read '{path}': {reason.strerror or reason}.", path=str(path)) from reason
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
+        raise ConfigError(f"'{path}' is not valid TOML: {reason}.", path=str(path)) from reason
+    return make_config(values, overrides)
+
+
+def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) -> Config:
+    """Build a configuration from nested mappings, with ``overrides`` put in place.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type, or a value out of range.
+    """
+    values = {name: dict(item) if isinstance(item, Mapping) else item for name, item in values.items()}
+    for key, value in overrides:
+        _put(values, key, value)
+    for name in values:
+        if name not in (known := [*SECTIONS, "seed", "seeds"]):
+            what = f"section [{name}]" if isinstance(values[name], dict) else f"option '{name}'"
+            meant = _in_section(values, name) or did_you_mean(name, known) or "."
+            raise ConfigError(
+                f"unknown {what}{meant} Known: {', '.join(known)}.",
+                key=name,
+                allowed=known,
+                got=name,
+            )
+    sections = {name: _section(name, values.get(name, {})) for name in SECTIONS}
+    return Config(seeds=_seeds(values), **sections)
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """Read ``section.key=value``: the value in TOML's syntax, and text where it is none.
+
+    >>> parse_assignment("training.lr=0.05"), parse_assignment("data.partition=iid")
+    (('training.lr', 0.05), ('data.partition', 'iid'))
+
+    Raises:
+        ConfigError: there is no ``=``, or no key before it.
+    """
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not key:
+        raise ConfigError(
+            f"an assignment must be section.key=value, got '{text}'.", key="set", allowed="section.key=value", got=text
+        )
+    return key, parse_value(value)
+
+
+def parse_value(text: str) -> Any:
+    """Read a value in TOML's syntax; what is none is text."""
+    try:
+        read = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return read["value"] if list(read) == ["value"] else text
+
+
+def to_toml(config: Config) -> str:
+    """Write a configuration with every value, so that reading it gives an equal one.
+
+    None, which TOML cannot write, is left out.
+    """
+    values: dict[str, Any] = {}
+    if len(config.seeds) == 1:
+        values["seed"] = config.seeds[0]
+    else:
+        values["seeds"] = list(config.seeds)
+    for name in SECTIONS:
+        values[name] = dataclasses.asdict(getattr(config, name))
+    values["algorithm"] |= values["algorithm"].pop("options")
+    return tomli_w.dumps(_without_none(values))
+
+
+def as_options(cls: type[Any], values: Mapping[str, Any], *, section: str) -> dict[str, Any]:
+    """Check values against the fields of a dataclass; a list becomes a tuple where one is due.
+
+    Raises:
+        ConfigError: a value that does not fit its field. Names are taken as known.
+    """
+    hints = typing.get_type_hints(cls, include_extras=True)
+    tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return {name: check_value(value, hints[name], key=f"{section}.{name}") for name, value in tuples.items()}
+
+
+def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in table.items() if value is not None}
+    return {name: _without_none(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
+
+
+def _section(name: str, values: Any) -> Any:
+    if not isinstance(values, Mapping):
+        raise ConfigError(
+            f"'{name}' must be a section with keys, such as [{name}], got {values!r}.", key=name, got=repr(values)
+        )
+    if name == "algorithm":
+        own = {key: values[key] for key in ("name", "preset") if key in values}
+        options = {key: value for key, value in values.items() if key not in own}
+        return build(AlgorithmOptions, {**own, "options": options}, section=name)
+    tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return build(SECTIONS[name], tuples, section=name)
+
+
+def _in_section(values: Mapping[str, Any], name: str) -> str:
+    """Return ``"; did you mean 'training.lr'?"`` if a section, or the algorithm, has an option of that name."""
+    if isinstance(values[name], dict):
+        return ""
+    options = {section: [field.name for field in dataclasses.fields(cls)] for section, cls in SECTIONS.items()}
+    section = values.get("algorithm", {})
+    chosen = section.get("name", AlgorithmOptions.name) if isinstance(section, Mapping) else ""
+    if chosen in TABLE:
+        options["algorithm"] = load_algorithm(chosen).option_names()
+    found = next((section for section, names in options.items() if name in names), None)
+    return f"; did you mean '{found}.{name}'?" if found else ""
+
+
+def _seeds(values: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the seeds of ``seed`` or ``seeds``."""
+    if "seed" in values and "seeds" in values:
+        raise ConfigError("give 'seed' or 'seeds', not both.", key="seeds")
+    if "seeds" not in values:
+        return (check_value(values.get("seed", 0), _Seed, key="seed"),)
+    given = values["seeds"]
+    if not isinstance(given, list | tuple) or not given or len(set(map(repr, given))) < len(given):
+        raise ConfigError(
+            f"seeds must be a list of different whole numbers, such as [0, 1, 2], got {given!r}.",
+            key="seeds",
+            allowed="a list of different whole numbers",
+            got=repr(given),
+        )
+    return tuple(check_value(seed, _Seed, key="seeds") for seed in given)
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Put a value at ``section.key`` (or deeper) into nested dictionaries, which are made as needed."""
+    *folders, name = key.split(".")
+    if name in ("seed", "seeds") and not folders:
+        values.pop("seed", None)
+        values.pop("seeds", None)
+    place = values
+    for folder in folders:
+        inner = place.setdefault(folder, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"cannot set '{key}': '{folder}' is not a section.", key=key, got=repr(inner))
+        place[folder] = dict(inner)
+        place = place[folder]
+    place[name] = value

@@ -1,0 +1,56 @@
+"""What a run needs of its data and options; what lacks it is refused before anything is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedtailor.core import rng, tree
+from fedtailor.core.algorithm import Algorithm
+from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.federation import Federation
+from fedtailor.core.schedule import Protocol
+from fedtailor.core.task import Training
+from fedtailor.experiment.config import Config
+
+
+def refuse_untrainable(config: Config, federation: Federation) -> None:
+    """Check that somebody can train: a run in which nobody does would end with models as they began.
+
+    Raises:
+        DataError: nobody can.
+    """
+    if not federation.able:
+        section, clients = config.data, len(federation.splits)
+        raise DataError(
+            f"no client has a training example: lower data.clients ({clients}) or data.test_share "
+            f"({section.test_share:g}), or raise data.fraction ({section.fraction:g}).",
+            key="data.clients",
+            got=clients,
+        )
+
+
+def refuse_impossible_moves(training: Training, shape: tuple[int, ...]) -> None:
+    """Check that examples of a shape can be moved and mirrored as ``[training]`` asks for.
+
+    Raises:
+        ConfigError: they are no images, or would be moved out of sight.
+    """
+    if not training.augments:
+        return
+    if len(shape) != 3:
+        name = "flip" if training.flip else "crop_padding"
+        message = f"training.{name} is for images, and examples have the shape {shape}."
+        raise ConfigError(message, key=f"training.{name}", allowed="images", got=str(shape))
+    if training.crop_padding >= min(shape[1:]):
+        allowed = f"less than {min(shape[1:])}, the side of an image"
+        message = f"training.crop_padding must be {allowed}, got {training.crop_padding}."
+        raise ConfigError(message, key="training.crop_padding", allowed=allowed, got=training.crop_padding)
+
+
+def training_in_vain(algorithm: Algorithm[Any, Any, Any], federation: Federation, protocol: Protocol) -> list[str]:
+    """Return what to say where clients train whose work goes nowhere."""
+    if not protocol.everybody_trains(algorithm):
+        return []
+    state = algorithm.init_client(federation.common_task, federation.info(0), rng.new_key(0))
+    in_vain = "with federation.train 'all', clients outside the cohort train in vain: this method keeps nothing there."
+    return [] if tree.leaves(state) else [in_vain]

@@ -1,0 +1,95 @@
+"""Where a result comes from: versions, commit, machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fedtailor
+
+if TYPE_CHECKING:
+    from fedtailor.data.dataset import Dataset
+
+_PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "safetensors")
+
+
+def describe() -> dict[str, Any]:
+    """Return versions, commit, machine and time, ready for JSON."""
+    return {
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": versions(),
+        "commit": commit(),
+        "machine": machine(),
+    }
+
+
+def describe_data(dataset: Dataset) -> dict[str, Any]:
+    """Return which data was used, and where it came from."""
+    return {
+        "dataset": dataset.name,
+        "sha256": dataset.digest,
+        "sources": dict(dataset.sources),
+        "subset": dataset.subset,
+        "reader_tested_on": dataset.tested_on,
+        "license": dataset.license,
+        "citation": dataset.citation,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of fedtailor, Python and the libraries that compute."""
+    installed = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return {"fedtailor": fedtailor.__version__, "python": platform.python_version(), **installed}
+
+
+def machine() -> dict[str, Any]:
+    """Return what the speed of a run depends on, and the build of torch that its bits depend on."""
+    import torch
+
+    from fedtailor.simulation.engines.workers import physical_cores
+
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+        "physical_cores": physical_cores(),
+        "logical_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "torch": torch.__version__,
+        "torch_threads": torch.get_num_threads(),
+        "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def commit() -> str | None:
+    """Return the commit of the source code, with ``+changes`` if files differ from it; None outside a repository."""
+    folder = Path(__file__).resolve().parents[1]
+
+    def git(*arguments: str) -> str | None:
+        try:
+            answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return answer.stdout.strip() if answer.returncode == 0 else None
+
+    if git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None  # installed somewhere inside a repository that is not this project's
+    head = git("rev-parse", "HEAD")
+    return f"{head}+changes" if head and git("status", "--porcelain", "--", ".") else head
+
+
+def _processor() -> str:
+    """Return the name of the processor."""
+    if sys.platform == "linux":
+        try:
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+        except OSError:
+            lines = []
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,197 @@
+"""From reports of rounds to records: one per round, one per client and evaluation, and the result of a run."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedtailor.core.federation import Federation
+from fedtailor.core.metrics import per_client, recall, summarize
+from fedtailor.simulation.report import Evaluation, RoundReport
+
+Record = dict[str, Any]
+_EVENTS = {"quarantine": "upload{s} left out", "failed": "client{s} failed", "skipped": "client{s} skipped"}
+
+
+def round_record(report: RoundReport, federation: Federation) -> Record:
+    """Return the line of ``rounds.jsonl`` for a round."""
+    return {
+        "round": report.round,
+        "cohort": report.cohort,
+        "steps": report.steps,
+        "bytes": {"up": report.bytes_up, "down": report.bytes_down},
+        "seconds": report.seconds,
+        "metrics": {name: _mean(list(values.values())) for name, values in report.metrics.items()},
+        "evaluations": [
+            {
+                **_labels(evaluation),
+                "metrics": _summary(evaluation, federation, range(len(evaluation.scores))),
+                **_by_condition(evaluation, federation),
+            }
+            for evaluation in report.evaluations
+        ],
+    }
+
+
+def client_records(report: RoundReport, federation: Federation) -> list[Record]:
+    """Return the lines of ``clients.jsonl`` for a round: scores by client, and its training metrics."""
+    records: list[Record] = [
+        {
+            "round": report.round,
+            "client": client,
+            **_labels(evaluation),
+            **({"condition": federation.conditions[client]} if federation.conditions else {}),
+            "num_train": len(federation.splits[client].train),
+            "num_test": len(federation.splits[client].test),
+            **per_client(scores),
+            "recall": recall(scores),
+            **_of_client("diagnostics", evaluation.diagnostics, client),
+        }
+        for evaluation in report.evaluations
+        if evaluation.test_set != "complete"
+        for client, scores in zip(evaluation.ids, evaluation.scores, strict=True)
+    ]
+    trained = sorted({client for values in report.metrics.values() for client in values})
+    return records + [
+        {"round": report.round, "client": client, "point": "training", **_of_client("metrics", report.metrics, client)}
+        for client in trained
+    ]
+
+
+def final_metrics(record: Record) -> tuple[Record, Record]:
+    """Return the metrics by evaluation point of a round's record: of the known clients, and of the new ones.
+
+    Those of personalized models on validation examples are under ``validation``, those of the global model on the
+    complete official test part under ``global_complete``.
+    """
+    known: Record = {}
+    new: Record = {}
+    for evaluation in record["evaluations"]:
+        place = known if evaluation["clients"] == "known" else new
+        labels = {name: evaluation[name] for name in ("adaptation", "test_set", "conditions") if name in evaluation}
+        place[evaluation_name(evaluation)] = {**labels, "round": record["round"], **evaluation["metrics"]}
+    return known, new
+
+
+def site_scores(report: RoundReport, federation: Federation) -> Record:
+    """Return the scores of personalized models by the clients' names; empty where clients have numbers only."""
+    if not federation.client_names:
+        return {}
+    return {
+        federation.client_names[client]: {
+            "num_train": len(federation.splits[client].train),
+            "num_test": len(federation.splits[client].test),
+            **per_client(scores),
+        }
+        for evaluation in report.evaluations
+        if (evaluation.point, evaluation.test_set) == ("personalized", "clients")
+        for client, scores in zip(evaluation.ids, evaluation.scores, strict=True)
+    }
+
+
+def evaluation_name(evaluation: Mapping[str, Any]) -> str:
+    """Return the name of an evaluation among the metrics of a run."""
+    point = str(evaluation["point"])
+    return {"validation": "validation", "complete": f"{point}_complete"}.get(evaluation["test_set"], point)
+
+
+def totals(history: Sequence[Record]) -> Record:
+    """Return seconds, bytes and gradient steps of a whole run from the records of its rounds."""
+    seconds = {name: math.fsum(record["seconds"][name] for record in history) for name in ("train", "evaluate")}
+    moved = {way: sum(record["bytes"][way] for record in history) for way in ("up", "down")}
+    return {"seconds": seconds, "bytes": moved, "steps": sum(record["steps"] for record in history)}
+
+
+def count_events(reports: Iterable[Sequence[Mapping[str, Any]]]) -> dict[str, int]:
+    """Return the number of events of each kind in the events of several rounds."""
+    found = Counter(event["kind"] for events in reports for event in events)
+    return {kind: found[kind] for kind in _EVENTS}
+
+
+def event_sentences(report: RoundReport) -> list[str]:
+    """Say what happened to clients in a round: one sentence per kind, with the first reason."""
+    sentences = []
+    for kind, words in _EVENTS.items():
+        found = [event for event in report.events if event["kind"] == kind]
+        if found:
+            what = f"{len(found)} {words.format(s='' if len(found) == 1 else 's')}"
+            more = "; ..." if len(found) > 1 else ""
+            first = f"client {found[0]['client']}: {found[0]['reason'].rstrip('.')}"
+            sentences.append(f"round {report.round}: {what} ({first}{more})")
+    return sentences
+
+
+def average(results: Sequence[Record]) -> Record:
+    """Return the mean of results over seeds: every figure, with ``sem`` beside the figures of a metric.
+
+    Counts (seconds, bytes, steps) are means too, but events are summed: none is lost to rounding. What is no number
+    is taken from the first result.
+    """
+    first = results[0]
+    means = {name: _average([result[name] for result in results]) for name in first}
+    if "events" in first:
+        means["events"] = {kind: sum(result["events"][kind] for result in results) for kind in first["events"]}
+    return means
+
+
+def _average(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], Mapping):
+        names = [name for name in values[0] if all(name in value for value in values)]
+        merged = {name: _average([value[name] for value in values]) for name in names}
+        if "mean" in merged and "pooled" in merged:
+            numbers = [name for name in names if isinstance(merged[name], float)]
+            merged["sem"] = {name: _standard_error([value[name] for value in values]) for name in numbers}
+        return merged
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        mean = _mean(values)
+        return round(mean) if all(isinstance(value, int) for value in values) else mean
+    return values[0]
+
+
+def _labels(evaluation: Evaluation) -> Record:
+    """Return what the scores are scores of."""
+    return {
+        "point": evaluation.point,
+        "adaptation": evaluation.adaptation,
+        "test_set": evaluation.test_set,
+        "clients": evaluation.clients,
+    }
+
+
+def _summary(evaluation: Evaluation, federation: Federation, places: Iterable[int]) -> Record:
+    """Return the figures over some of the clients of an evaluation."""
+    chosen = list(places)
+    sizes = [len(federation.splits[client].train) for client in evaluation.ids] or [0]  # complete: nobody's
+    num_train = [sizes[place] for place in chosen]
+    figures = summarize([evaluation.scores[place] for place in chosen], num_train)
+    return {name: dict(values) for name, values in figures.items()}
+
+
+def _by_condition(evaluation: Evaluation, federation: Federation) -> Record:
+    """Return the figures by what was done to the clients' examples, where that differs among them."""
+    if not federation.conditions:
+        return {}
+    places: dict[str, list[int]] = {}
+    for place, client in enumerate(evaluation.ids):
+        places.setdefault(federation.conditions[client], []).append(place)
+    if len(places) < 2:
+        return {}
+    return {"conditions": {name: _summary(evaluation, federation, chosen) for name, chosen in places.items()}}
+
+
+def _of_client(name: str, table: Mapping[str, Mapping[int, float]], client: int) -> Record:
+    """Return a client's numbers under a name of their own, or nothing."""
+    numbers = {key: values[client] for key, values in table.items() if client in values}
+    return {name: numbers} if numbers else {}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    """Return the standard error of a mean over seeds."""
+    center = _mean(values)
+    return math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) / len(values))

@@ -1,0 +1,1 @@
+"""The papers' tables: their experiments, records and comparison."""

@@ -1,0 +1,151 @@
+"""Records of experiments: one small file per run, and the comparison of the papers' numbers with them. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedtailor.core.atomic import safe_name, to_json, unwritable, write_whole
+from fedtailor.core.errors import DataError
+from fedtailor.papers.tables import Cell, Paper, Reading, cells
+
+Record = dict[str, Any]
+
+DEFAULT_FOLDER = "experiments/results"
+_NEEDED = ("digest", "seed", "result")
+
+
+def make_record(cell: Cell, result: Mapping[str, Any], provenance: Mapping[str, Any]) -> Record:
+    """Return the record of a cell from the result of its run: without what is long."""
+    kept = {name: value for name, value in result.items() if name not in ("run", "sites")}
+    scores = {reading.name: describe(reading, read_score(reading, result)) for reading in cell.readings}
+    return {
+        "paper": cell.paper.name,
+        "table": cell.table,
+        "column": cell.column,
+        "method": cell.method,
+        "seed": cell.seed,
+        "digest": cell.digest,
+        "scores": scores,
+        "result": _shortened(kept),
+        "config": cell.values,
+        "inferred": list(cell.inferred),
+        "provenance": dict(provenance),
+    }
+
+
+def describe(reading: Reading, value: float | None) -> Record:
+    """Return what a number is, the paper's and ours."""
+    score, known = reading.score, value is not None and reading.reference is not None
+    return {
+        "label": score.label,
+        "point": score.point,
+        "clients": score.clients,
+        "condition": score.condition or None,
+        "figure": score.figure,
+        "value": value,
+        "reference": reading.reference,
+        "difference": value - reading.reference if known else None,  # type: ignore[operator]  # both are numbers
+    }
+
+
+def read_score(reading: Reading, result: Mapping[str, Any]) -> float | None:
+    """Return a number of a result; None if the result does not have it."""
+    metrics = _metrics(reading, result)
+    value = metrics.get("accuracy", {}).get(reading.score.figure)
+    return None if value is None else float(value)
+
+
+def write_record(folder: Path, record: Record) -> Path:
+    """Write a record to ``folder``/PAPER, and return its path; one of the same run is replaced."""
+    name = safe_name(f"{record['column']}-{record['method']}-seed{record['seed']}-{record['digest'][:8]}")
+    path = folder / str(record["paper"]) / f"{name}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as reason:
+        raise unwritable(path.parent, reason) from reason
+    write_whole(path, to_json(record, indent=1) + "\n")
+    return path
+
+
+def read_records(folder: Path, paper: str) -> list[Record]:
+    """Return the records of a paper, in the order of their names.
+
+    Raises:
+        DataError: a file is no record.
+    """
+    found = []
+    for path in sorted((folder / paper).glob("*.json")):
+        try:
+            record = json.loads(path.read_bytes())
+        except OSError as reason:
+            raise DataError(f"cannot read '{path}': {reason.strerror or reason}.", path=str(path)) from reason
+        except ValueError as reason:
+            raise DataError(f"'{path}' is damaged: {reason}.", path=str(path)) from reason
+        if not isinstance(record, dict) or any(name not in record for name in _NEEDED):
+            raise DataError(f"'{path}' is no record of an experiment: needs {', '.join(_NEEDED)}.", path=str(path))
+        found.append(record)
+    return found
+
+
+def records_of(cell: Cell, records: Iterable[Record]) -> list[Record]:
+    """Return the records of a cell's settings, whatever table they were run for, by seed."""
+    own = [record for record in records if record["digest"] == cell.digest]
+    return sorted(own, key=lambda record: int(record["seed"]))
+
+
+def unused(paper: Paper, records: Iterable[Record]) -> list[Record]:
+    """Return the records whose settings no table has any more."""
+    digests = {cell.digest for table in paper.tables for cell in cells(paper, table)}
+    return [record for record in records if record["digest"] not in digests]
+
+
+def compare(paper: Paper, table: str, records: Sequence[Record]) -> list[Record]:
+    """Return one row per number of a table: the paper's, and the mean of our records over seeds."""
+    return [_row(cell, reading, records_of(cell, records)) for cell in cells(paper, table) for reading in cell.readings]
+
+
+def _row(cell: Cell, reading: Reading, own: Sequence[Record]) -> Record:
+    found = [(record, read_score(reading, record["result"])) for record in own]
+    values = [value for _, value in found if value is not None]
+    mean = math.fsum(values) / len(values) if values else None
+    evaluated = [_metrics(reading, record["result"]).get("clients", {}).get("evaluated") for record in own]
+    return {
+        "paper": cell.paper.name,
+        "table": cell.table,
+        "column": cell.column,
+        "method": cell.method,
+        "score": reading.name,
+        **describe(reading, mean),
+        "spread": reading.spread,
+        "sem": _standard_error(values),
+        "seeds": [record["seed"] for record, value in found if value is not None],
+        "scored_clients": next((number for number in evaluated if number is not None), None),
+        "inferred": list(cell.inferred),
+    }
+
+
+def _metrics(reading: Reading, result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the figures that a number is among; empty if the result does not have them."""
+    score = reading.score
+    points: Mapping[str, Any] = result.get("new_clients" if score.clients == "new" else "metrics", {})
+    metrics: Mapping[str, Any] = points.get(score.point, {})
+    return metrics.get("conditions", {}).get(score.condition, {}) if score.condition else metrics
+
+
+def _standard_error(values: Sequence[float]) -> float | None:
+    """Return the standard error of a mean over seeds; None for one seed."""
+    if len(values) < 2:
+        return None
+    center = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) / len(values))
+
+
+def _shortened(value: Any) -> Any:
+    """Return a result without recalls by class."""
+    if isinstance(value, Mapping):
+        return {name: _shortened(item) for name, item in value.items() if name != "recall"}
+    return value

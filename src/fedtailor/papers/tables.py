@@ -1,0 +1,276 @@
+"""The experiments of papers: one file per paper, from which every cell of its tables expands to a configuration.
+
+``experiments/PAPER/paper.toml`` holds what all experiments of a paper share (``[base]``), what differs by data set
+and setting (``[columns.NAME]``), what differs by method (``[methods.NAME]``), how a number is read from a result
+(``[scores.NAME]``), and the tables: columns, methods and the printed numbers. ``inferred`` lists settings that
+neither paper nor released code states. No torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fedtailor
+from fedtailor.core.errors import ConfigError, DataError, unknown_name
+from fedtailor.papers.format import SETTINGS, Column, Layer, Method, Score, Source, Table, build_section
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper's experiments."""
+
+    name: str
+    source: Source
+    base: Layer
+    columns: dict[str, Column]
+    methods: dict[str, Method]
+    scores: dict[str, Score]
+    tables: dict[str, Table]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A number of a cell: how it is read from a result, and what the paper prints."""
+
+    name: str
+    score: Score
+    reference: float | None
+    """A fraction; None: nothing is printed."""
+    spread: float | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a table: a method on a column."""
+
+    paper: Paper
+    table: str
+    column: str
+    method: str
+    seed: int
+    values: dict[str, Any]
+    """For :func:`fedtailor.experiment.config.make_config`."""
+    inferred: tuple[str, ...]
+    readings: tuple[Reading, ...]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all settings that change a result but the seed: equal cells of two tables are run once."""
+        kept = {name: self.values.get(name, {}) for name in SETTINGS if name != "evaluation"}
+        kept["data"] = {name: value for name, value in kept["data"].items() if name != "dir"}
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def experiments_folder() -> Path:
+    """Return ``experiments`` of the current folder, else of the repository that this package is in.
+
+    Raises:
+        ConfigError: neither holds the file of a paper.
+    """
+    places = [Path("experiments"), Path(fedtailor.__file__).resolve().parents[2] / "experiments"]
+    for place in places:
+        if any(place.glob("*/paper.toml")):
+            return place
+    allowed = "a folder experiments with PAPER/paper.toml, here or in the repository of this package"
+    raise ConfigError(f"found no {allowed}.", key="experiments", allowed=allowed)
+
+
+def paper_names(folder: Path | None = None) -> list[str]:
+    """Return the papers of a folder."""
+    return sorted(path.parent.name for path in (folder or experiments_folder()).glob("*/paper.toml"))
+
+
+def load_paper(name: str, folder: Path | None = None) -> Paper:
+    """Read and check the file of a paper.
+
+    Args:
+        name: a folder's name, such as ``pfedfda``.
+        folder: default: :func:`experiments_folder`.
+
+    Raises:
+        ConfigError: unknown paper, or a file that is not as it must be.
+        DataError: the file cannot be read.
+    """
+    folder = folder or experiments_folder()
+    if name not in (known := paper_names(folder)):
+        raise unknown_name("paper", name, known, key="paper")
+    path = folder / name / "paper.toml"
+    try:
+        values = tomllib.loads(path.read_bytes().decode())
+    except OSError as reason:
+        raise DataError(f"cannot read '{path}': {reason.strerror or reason}.", path=str(path)) from reason
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
+        raise ConfigError(f"'{path}' is not valid TOML: {reason}.", path=str(path)) from reason
+    try:
+        return _paper(name, values)
+    except ConfigError as error:
+        raise ConfigError(f"'{path}': {error}", key=error.key, path=str(path), allowed=error.allowed) from error
+
+
+def expand(paper: Paper, table: str, column: str, method: str, seed: int = 0) -> Cell:
+    """Return a cell of a table with its configuration.
+
+    Raises:
+        ConfigError: an unknown table, or a column or method that the table does not have, with the nearest name.
+    """
+    if table not in paper.tables:
+        raise unknown_name(f"table of {paper.name}", table, paper.tables, key="table")
+    entry = paper.tables[table]
+    for what, name, known in (("column", column, entry.columns), ("method", method, tuple(entry.reference))):
+        if name not in known:
+            raise unknown_name(f"{what} of table {table}", name, known, key=what)
+    chosen = paper.methods[method]
+    layers: list[Layer] = [paper.base, paper.columns[column], chosen]
+    if column in chosen.columns:
+        layers.append(build_section(Layer, chosen.columns[column], f"methods.{method}.columns.{column}"))
+    values, inferred = _merge(layers)
+    readings = tuple(
+        Reading(
+            name,
+            dataclasses.replace(score := paper.scores[name], point=score.point or chosen.point),
+            _fraction(entry, numbers, column),
+            _fraction(entry, _by_score(paper, entry.spreads.get(method, {})).get(name), column),
+        )
+        for name, numbers in _by_score(paper, entry.reference[method]).items()
+    )
+    return Cell(paper, table, column, method, seed, {"seed": seed, **values}, inferred, readings)
+
+
+def cells(paper: Paper, table: str, *, column: str = "", method: str = "", seed: int = 0) -> list[Cell]:
+    """Return the cells of a table, all or those of a column or method.
+
+    Raises:
+        ConfigError: an unknown name, with the nearest one.
+    """
+    if table not in paper.tables:
+        raise unknown_name(f"table of {paper.name}", table, paper.tables, key="table")
+    entry = paper.tables[table]
+    methods, columns = [method] if method else entry.reference, [column] if column else entry.columns
+    return [expand(paper, table, one, other, seed) for one in columns for other in methods]
+
+
+def _merge(layers: list[Layer]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Put layers on top of each other; a value that is set anew is inferred only if its own layer says so."""
+    values: dict[str, Any] = {}
+    inferred: dict[str, None] = {}
+    for layer in layers:
+        for section in SETTINGS:
+            for name, value in getattr(layer, section).items():
+                values.setdefault(section, {})[name] = value
+                inferred.pop(f"{section}.{name}", None)
+        inferred |= dict.fromkeys(layer.inferred)
+    for key in inferred:
+        section, _, name = key.partition(".")
+        if name not in values.get(section, {}):
+            raise ConfigError(f"inferred names '{key}', which nothing sets.", key="inferred", got=key)
+    return {section: values[section] for section in SETTINGS if section in values}, tuple(sorted(inferred))
+
+
+def _by_score(paper: Paper, numbers: Any) -> dict[str, Any]:
+    """Return lists of numbers by score; a plain list is that of the first score."""
+    return dict(numbers) if isinstance(numbers, Mapping) else {next(iter(paper.scores)): numbers}
+
+
+def _fraction(table: Table, numbers: Any, column: str) -> float | None:
+    """Return the number of a column as a fraction; None where nothing is printed."""
+    if numbers is None:
+        return None
+    number = float(numbers[table.columns.index(column)])
+    return None if math.isnan(number) else round(number / (100 if table.unit == "percent" else 1), 10)
+
+
+def _paper(name: str, values: dict[str, Any]) -> Paper:
+    """Build a paper from its file, and check that the names in it belong together."""
+    for key in values:
+        if key not in (known := ("paper", "base", "columns", "methods", "scores", "tables")):
+            raise unknown_name("section", key, known, key=key)
+
+    def named(section: str, cls: type[T], default: Any) -> dict[str, T]:
+        entries = values.get(section, default)
+        if not isinstance(entries, Mapping) or not entries:
+            raise ConfigError(f"there must be sections [{section}.NAME].", key=section)
+        return {key: build_section(cls, entry, f"{section}.{key}") for key, entry in entries.items()}
+
+    paper = Paper(
+        name=name,
+        source=build_section(Source, values.get("paper", {}), "paper"),
+        base=build_section(Layer, values.get("base", {}), "base"),
+        columns=named("columns", Column, {}),
+        methods=named("methods", Method, {}),
+        scores=named("scores", Score, {"accuracy": {}}),
+        tables=named("tables", Table, {}),
+    )
+    for key, method in paper.methods.items():
+        for column in method.columns:
+            if column not in paper.columns:
+                raise unknown_name("column", column, paper.columns, key=f"methods.{key}.columns")
+    for key in paper.tables:
+        _check_table(paper, key)
+        cells(paper, key)
+    return paper
+
+
+def _check_table(paper: Paper, name: str) -> None:
+    """Check names and lengths of a table."""
+    table, key = paper.tables[name], f"tables.{name}"
+    for column in table.columns:
+        if column not in paper.columns:
+            raise unknown_name("column", column, paper.columns, key=f"{key}.columns")
+    for part in ("reference", "spreads"):
+        for method, numbers in getattr(table, part).items():
+            if method not in paper.methods:
+                raise unknown_name("method", method, paper.methods, key=f"{key}.{part}")
+            for score, row in _by_score(paper, numbers).items():
+                if score not in paper.scores:
+                    raise unknown_name("score", score, paper.scores, key=f"{key}.{part}.{method}")
+                _check_row(row, len(table.columns), f"{key}.{part}.{method}")
+
+
+def _check_row(row: Any, length: int, key: str) -> None:
+    """Check that a row of a table is a list of so many numbers."""
+    right = isinstance(row, list) and all(isinstance(one, int | float) and one is not True for one in row)
+    if not right or len(row) != length:
+        allowed = f"a list of {length} numbers, one for each column"
+        raise ConfigError(f"{key} must be {allowed}, got {row!r}.", key=key, allowed=allowed, got=repr(row))
+
+
+def dataset_states(data_dir: str = "") -> dict[str, str]:
+    """Return for every known data set whether its files are there: included, present, partial or absent.
+
+    Args:
+        data_dir: default: FEDTAILOR_DATA, else ~/.cache/fedtailor.
+    """
+    from fedtailor.data import data_folder
+    from fedtailor.data.inventory import inventory
+
+    return {record["name"]: record["state"] for record in inventory(data_folder(data_dir))}
+
+
+def missing(cell: Cell, states: Mapping[str, str]) -> list[str]:
+    """Say what a cell needs and is not there: algorithm, model, files of the data set; empty if it can be run.
+
+    Args:
+        cell: the cell.
+        states: of :func:`dataset_states`.
+    """
+    from fedtailor.algorithms import TABLE
+    from fedtailor.models import MODELS
+
+    algorithm, model = cell.values["algorithm"]["name"], cell.values.get("model", {}).get("name", "")
+    dataset = cell.values.get("data", {}).get("dataset", "digits")
+    lacking = [f"algorithm {algorithm}: not available yet"] if ":" not in algorithm and algorithm not in TABLE else []
+    if model and ":" not in model and model not in MODELS:
+        lacking.append(f"model {model}: not available yet")
+    if (state := states.get(dataset, "unknown")) not in ("included", "present"):
+        lacking.append(f"data set {dataset} is {state}: fedtailor data fetch {dataset}")
+    return lacking

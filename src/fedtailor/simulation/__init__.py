@@ -1,0 +1,1 @@
+"""Simulation of a federation on one machine: the round loop, the clients' programs, the engines."""

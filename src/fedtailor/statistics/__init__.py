@@ -1,0 +1,1 @@
+"""Statistics that several methods share: Gaussians, classifiers made of them, Gaussian features."""

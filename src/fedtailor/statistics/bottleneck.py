@@ -1,0 +1,177 @@
+"""Stochastic features: a Gaussian layer on top of the body of any model, and what it takes to classify its samples.
+
+The layer of Alemi et al. 2017, "Deep variational information bottleneck", ICLR: for every example it gives the mean
+and the deviation of V features; a linear head classifies features drawn from this Gaussian.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtailor.core.errors import ConfigError
+from fedtailor.core.federation import ExampleSet
+from fedtailor.core.noise import normal, uniform
+from fedtailor.core.rng import Key
+from fedtailor.core.task import BODY, Batch, LossOutput, Model, Params, Task, Training
+from fedtailor.training.augment import is_moved
+from fedtailor.training.blocks import Trained, cached_features, train, weighted_mean
+
+LEAST_DEVIATION = 1e-6  # so that precisions stay finite where softplus underflows
+
+Likelihood = Literal["expected_log", "log_expected"]
+
+
+class Gaussians(NamedTuple):
+    """Diagonal Gaussians over features: of n examples, or one per class."""
+
+    mean: Tensor  # (n, V)
+    std: Tensor  # (n, V)
+
+
+def split(features: Tensor) -> Gaussians:
+    """Return the Gaussians that the features (n, 2V) of a :class:`GaussianModel` stand for."""
+    mean, raw = features.chunk(2, -1)
+    return Gaussians(mean, F.softplus(raw).clamp_min(LEAST_DEVIATION))
+
+
+class GaussianModel:
+    """A model whose body ends in a Gaussian layer; satisfies ``core.task.Model``.
+
+    The body of another model, a linear layer ``gaussian`` from its d features to 2V numbers, and a linear layer
+    ``head`` from V numbers to the classes, which replaces the other model's head. ``features`` returns (n, 2V), mean
+    and raw deviation side by side, so ``feature_dim`` is 2V; the head takes draws (..., V), so ``latent_dim`` is V.
+    Models of the same parts are equal, since algorithms make one in every call.
+    """
+
+    def __init__(self, base: Model, latent_dim: int, num_classes: int) -> None:
+        layers: dict[str, tuple[int, ...]] = {
+            "gaussian.weight": (2 * latent_dim, base.feature_dim),
+            "gaussian.bias": (2 * latent_dim,),
+            "head.weight": (num_classes, latent_dim),
+            "head.bias": (num_classes,),
+        }
+        body = {name: base.shapes[name] for name, group in base.groups.items() if group != "head"}
+        taken = [name for name in layers if name in body]
+        if taken:
+            raise ConfigError(
+                f"a Gaussian layer cannot be added to a model that has a parameter '{taken[0]}' in its body.",
+                key="model.name",
+                got=taken[0],
+            )
+        self.base, self.latent_dim, self.feature_dim = base, latent_dim, 2 * latent_dim
+        self.shapes = {**body, **layers}
+        added = {name: "head" if name.startswith("head") else "body" for name in layers}
+        self.groups = {**{name: base.groups[name] for name in body}, **added}
+        self.norm = frozenset(name for name in base.norm if name in body)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GaussianModel) and self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        return hash(self._parts())
+
+    def _parts(self) -> tuple[Model, int, int]:
+        return self.base, self.latent_dim, self.shapes["head.bias"][0]
+
+    def init(self, key: Key) -> Params:
+        """Return fresh parameters: the body's as the other model draws them, the rest as :meth:`init_head` does."""
+        base = self.base.init(key)
+        body = {name: base[name] for name in self.groups if name in base and self.groups[name] != "head"}
+        return {**body, **self._draw("gaussian", key), **self.init_head(key)}
+
+    def init_head(self, key: Key) -> Params:
+        """Return the fresh head that :meth:`init` returns for this key, by PyTorch's default for linear layers."""
+        return self._draw("head", key)
+
+    def _draw(self, layer: str, key: Key) -> Params:
+        names = [f"{layer}.weight", f"{layer}.bias"]
+        bound = 1 / math.sqrt(self.shapes[names[0]][1])
+        return {name: (2 * uniform(key.fold(name), self.shapes[name]) - 1) * bound for name in names}
+
+    def features(self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool) -> tuple[Tensor, Params]:
+        """Return mean and raw deviation (n, 2V), and the other model's updated buffers."""
+        z, buffers = self.base.features(params, x, weight=weight, key=key, training=training)
+        return F.linear(z, params["gaussian.weight"], params["gaussian.bias"]), buffers
+
+    def head(self, params: Params, z: Tensor) -> Tensor:
+        """Return logits (..., classes) of draws (..., V)."""
+        return F.linear(z, params["head.weight"], params["head.bias"])
+
+
+def sample_noise(key: Key, z: Gaussians, samples: int) -> Tensor:
+    """Return standard normal noise (n, samples, V) for the Gaussians of a batch; padding behind changes nothing."""
+    return normal(key.fold("noise"), (len(z.mean), samples, z.mean.shape[1]))
+
+
+def sampled_losses(
+    task: Task, head: Params, z: Gaussians, labels: Tensor, noise: Tensor, likelihood: Likelihood
+) -> Tensor:
+    """Return the loss of every example (n,) under samples of its features.
+
+    Args:
+        task: whose model has the head.
+        head: parameters of the head.
+        z: Gaussians of the examples.
+        labels: (n,).
+        noise: standard normal numbers (n, samples, V).
+        likelihood: ``expected_log`` is the mean of the samples' cross-entropies; ``log_expected`` is the cross-entropy
+            of the mean of their probabilities, which is no larger.
+    """
+    logits = task.model.head(head, z.mean[:, None] + z.std[:, None] * noise)
+    log_probs = torch.log_softmax(logits, -1)  # (n, samples, classes)
+    right = log_probs.gather(2, labels[:, None, None].expand(-1, noise.shape[1], 1))[..., 0]
+    return -right.mean(1) if likelihood == "expected_log" else math.log(noise.shape[1]) - right.logsumexp(1)
+
+
+def mean_log_probabilities(task: Task, head: Params, z: Gaussians, noise: Tensor) -> Tensor:
+    """Return the logarithms (n, classes) of probabilities averaged over noise (samples, V) that examples share."""
+    logits = torch.stack([task.model.head(head, z.mean + z.std * sample) for sample in noise.unbind()])
+    return torch.log_softmax(logits, -1).logsumexp(0) - math.log(len(logits))
+
+
+def train_sampled_head(
+    task: Task,
+    model: Params,
+    data: ExampleSet,
+    *,
+    key: Key,
+    training: Training,
+    epochs: int,
+    samples: int,
+    likelihood: Likelihood = "expected_log",
+) -> Trained:
+    """Train the head of a model with a Gaussian layer by cross-entropy of sampled features; the body stays frozen.
+
+    The Gaussians are those of evaluation mode, computed once unless ``training`` augments images: then they differ by
+    epoch.
+    """
+    moved = is_moved(training, data.x)
+    head, body = task.pick(model, "head"), task.pick(model, *BODY) if moved else ()
+    examples = data if moved else cached_features(task, model, data, key=key)
+    loss, key = partial(_sampled_head_loss, samples=samples, likelihood=likelihood), key.fold("head")
+    return train(task, loss, head, context=body, data=examples, key=key, training=training, epochs=epochs)
+
+
+def _sampled_head_loss(
+    task: Task,
+    head: Params,
+    body: Params | tuple[()],
+    batch: Batch,
+    key: Key,
+    *,
+    samples: int,
+    likelihood: Likelihood,
+) -> LossOutput:
+    """Loss of sampled features under a frozen body, or of cached ones where there is none."""
+    features = batch.x
+    if isinstance(body, dict):
+        features, _ = task.model.features(body, batch.x, weight=batch.weight, key=key, training=False)
+    z = split(features)
+    losses = sampled_losses(task, head, z, batch.y, sample_noise(key, z, samples), likelihood)
+    return LossOutput(weighted_mean(losses, batch.weight))

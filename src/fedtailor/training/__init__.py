@@ -1,0 +1,1 @@
+"""The building blocks of a client's program: training, forward passes, losses."""

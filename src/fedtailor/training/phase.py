@@ -1,0 +1,201 @@
+"""A training phase: what the one-client and the stacked implementation of ``train`` have in common."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtailor.core import tree
+from fedtailor.core.task import LossOutput, Task, Training
+from fedtailor.training.batches import Amount
+
+_LEAF = torch.empty(0)
+
+
+class StepOutput(NamedTuple):
+    """What a custom step returns: new parameters (the whole tree), and values to collect per example."""
+
+    params: tree.Tree
+    aux: Tensor | tuple[()] = ()
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The part of a call to ``train`` that is the same for every client."""
+
+    task: Task
+    loss: Callable[..., LossOutput] | None
+    step: Callable[..., StepOutput] | None
+    training: Training
+    amount: Amount
+    collect: Literal["none", "all", "last"]
+    purpose: int
+    params: tree.Tree
+    context: tree.Tree
+
+    @functools.cached_property
+    def buffers(self) -> list[bool]:
+        """Which leaves of the parameters are buffers: replaced by what the loss returns, never trained."""
+        groups = self.task.model.groups
+        return [groups.get(path.rsplit("/", 1)[-1]) == "buffer" for path in tree.paths(self.params)]
+
+    @functools.cached_property
+    def has_buffers(self) -> bool:
+        """Whether any leaf of the parameters is a buffer."""
+        return any(self.buffers)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Return the context for the arithmetic of a step: parameters, their gradients and losses stay as they are."""
+        if self.training.precision == "full":
+            return nullcontext()
+        return torch.autocast("cpu", torch.bfloat16)
+
+    def evaluate(
+        self, params: Sequence[Tensor], context: Sequence[Tensor], batch: Any, key: Any
+    ) -> tuple[Tensor, list[Tensor], Tensor | tuple[()]]:
+        """Return the loss, the updated buffers in leaf order, and the collected values of a batch."""
+        assert self.loss is not None
+        params_tree = tree.rebuild(self.params, iter(params))
+        context_tree = tree.rebuild(self.context, iter(context))
+        with self.precision():
+            output = self.loss(self.task, params_tree, context_tree, batch, key)
+        _check_output(self.loss, output)
+        if not (output.buffers or self.has_buffers):
+            return output.loss, [], output.aux
+        updated = tree.paths(params_tree)
+        _check_buffers(self.loss, output.buffers, {**updated, **tree.paths(context_tree)})
+        buffers = [
+            output.buffers.get(path, leaf)
+            for (path, leaf), is_buffer in zip(updated.items(), self.buffers, strict=True)
+            if is_buffer
+        ]
+        return output.loss, buffers, output.aux
+
+    def advance(
+        self, params: Sequence[Tensor], context: Sequence[Tensor], batches: Any, key: Any
+    ) -> tuple[list[Tensor], Tensor | tuple[()]]:
+        """Run the custom step; return new leaves and the collected values."""
+        assert self.step is not None
+        params_tree = tree.rebuild(self.params, iter(params))
+        context_tree = tree.rebuild(self.context, iter(context))
+        with self.precision():
+            output = self.step(self.task, params_tree, context_tree, batches, key)
+        if not isinstance(output, StepOutput):
+            raise TypeError(f"step {_name(self.step)} must return StepOutput, got {type(output).__name__}")
+        old, new = tree.paths(params_tree), tree.paths(output.params)
+        if {path: leaf.shape for path, leaf in old.items()} != {path: leaf.shape for path, leaf in new.items()}:
+            raise TypeError(
+                f"step {_name(self.step)} must return parameters of the names and shapes that it was given, "
+                f"{_shapes(old)}, got {_shapes(new)}"
+            )
+        return [new[path] for path in old], output.aux
+
+
+def structure(value: tree.Tree) -> tree.Tree:
+    """Return the tree with its tensors replaced by placeholders."""
+    return tree.map(lambda _: _LEAF, value)
+
+
+def collected(aux: Tensor | tuple[()]) -> Tensor:
+    """Return values to collect, which must be there.
+
+    Raises:
+        TypeError: the loss returned none.
+    """
+    if not isinstance(aux, Tensor):
+        raise TypeError("a loss with collect must return aux")
+    return aux.detach().to(torch.get_default_dtype()) if aux.dtype == torch.bfloat16 else aux.detach()
+
+
+def _shapes(leaves: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"{path} {tuple(leaf.shape)}" for path, leaf in leaves.items())
+
+
+def _name(function: Callable[..., Any]) -> str:
+    function = function.func if isinstance(function, functools.partial) else function
+    return str(getattr(function, "__qualname__", function))
+
+
+def _check_output(function: Callable[..., Any], output: Any) -> None:
+    """Turn what would be an opaque error of PyTorch into a sentence."""
+    if not isinstance(output, LossOutput):
+        raise TypeError(f"loss {_name(function)} must return LossOutput, got {type(output).__name__}")
+    if not isinstance(output.loss, Tensor) or output.loss.dim() != 0:
+        got = tuple(output.loss.shape) if isinstance(output.loss, Tensor) else type(output.loss).__name__
+        raise TypeError(f"loss {_name(function)} must return a scalar tensor as its loss, got {got}")
+    if not isinstance(output.aux, Tensor) and output.aux != ():
+        raise TypeError(f"loss {_name(function)}: aux must be a tensor or (), got {type(output.aux).__name__}")
+
+
+def _check_buffers(function: Callable[..., Any], buffers: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> None:
+    """Refuse buffers that are nowhere: with several models in one tree their names need the path in front."""
+    unknown = sorted(set(buffers) - set(known))
+    if unknown:
+        raise TypeError(
+            f"loss {_name(function)} returns buffer '{unknown[0]}', which is neither in params nor in context; "
+            f"buffers go by path, such as {', '.join(list(known)[:3])}"
+        )
+
+
+def refuse_captured_tensors(function: Callable[..., Any]) -> None:
+    """Refuse a loss or step that holds a tensor: sorted clients would get each other's.
+
+    Raises:
+        TypeError: a tensor was found in a closure, in arguments of a partial, in a default or on a bound object.
+    """
+    found = _captured(function, set())
+    if found:
+        raise TypeError(
+            f"{_name(function)} holds a tensor ({found}). Every tensor that a loss or step uses must come in "
+            "through params, context, batch or key; otherwise clients would train with each other's tensors."
+        )
+
+
+def _captured(value: Any, seen: set[int]) -> str:
+    """Return where ``value`` holds a tensor, or an empty string."""
+    if isinstance(value, Tensor):
+        return "tensor"
+    if id(value) in seen or isinstance(value, types.ModuleType | type):
+        return ""
+    seen.add(id(value))
+    for place, inner in _held(value):
+        found = _captured(inner, seen)
+        if found:
+            return place if found == "tensor" else f"{place} > {found}"
+    return ""
+
+
+def _held(value: Any) -> list[tuple[str, Any]]:
+    """Return what a function, partial, bound method or container holds, with names."""
+    if isinstance(value, functools.partial):
+        arguments = [("partial argument", inner) for inner in value.args]
+        named = [(f"partial argument '{name}'", inner) for name, inner in value.keywords.items()]
+        return [("function", value.func), *arguments, *named]
+    if isinstance(value, types.MethodType):
+        return [("bound object", value.__self__), ("function", value.__func__)]
+    if isinstance(value, types.FunctionType):
+        names = value.__code__.co_freevars
+        cells = [(f"closure variable '{n}'", _cell(c)) for n, c in zip(names, value.__closure__ or (), strict=True)]
+        given = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        return cells + [("default argument", inner) for inner in given]
+    if isinstance(value, Mapping):
+        return [(f"entry '{name}'", inner) for name, inner in value.items()]
+    if isinstance(value, list | tuple | set):
+        return [("item", inner) for inner in value]
+    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()) if hasattr(value, name)]
+    attributes = {**{name: getattr(value, name) for name in slots}, **getattr(value, "__dict__", {})}
+    return [(f"attribute '{name}'", inner) for name, inner in attributes.items()]
+
+
+def _cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a closure variable that is not assigned yet
+        return None

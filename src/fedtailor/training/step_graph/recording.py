@@ -1,0 +1,288 @@
+"""A recording: the tensor operations of a function, run again on the same memory with nothing in between.
+
+What a CUDA graph is on a GPU: the function runs once; every operation, and the memory of its results, is kept; a
+replay runs the operations again, in order, on what the inputs hold by then. Numbers and branches of Python are frozen,
+so a function that looks at values of its tensors is refused, but for what it calls by :func:`host_call`. Views cost
+nothing (no memory moves), nor does automatic differentiation, of which only the operations are left. A replay calls the
+same kernels on the same shapes: its results are the function's own, bit for bit. Some operations of PyTorch go another
+way when they are watched, or look at values to raise an error (linear algebra does): so only those of ``operations``
+are recorded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fedtailor.training.step_graph import operations
+
+MOST_BYTES = 4 * 2**20
+"""Memory that one recording may hold: larger steps have enough to do for overhead not to count."""
+_MOST_COPIED = 2**16
+"""Bytes that an operation without a form that writes to given memory may copy: convolutions of images have more."""
+_METADATA = set(
+    "__get__ __len__ dim dtype element_size is_complex is_contiguous is_floating_point ndimension nelement numel size "
+    "storage_offset stride __setitem__ __iter__".split()
+)
+"""Functions that return no tensor, and look at no values."""
+_SPLITS = {torch.tensor_split, Tensor.tensor_split}
+"""Functions that look at the values of a second tensor."""
+
+
+class CannotRecord(Exception):
+    """A replay would not repeat what the function does, or would not be faster."""
+
+
+class Recording:
+    """What a function did; :meth:`replay` does it again."""
+
+    def __init__(self, outputs: Sequence[Tensor], calls: Sequence[Callable[[], Any]], recorder: _Recorder) -> None:
+        self.outputs = list(outputs)
+        """What the function returned; every replay overwrites them."""
+        self.nbytes = recorder.held
+        self._calls, self._read = list(calls), recorder.read
+
+    def __len__(self) -> int:
+        """Return the number of operations of a replay."""
+        return len(self._calls)
+
+    def reads(self, tensor: Tensor) -> bool:
+        """Return whether any operation reads the memory of this input."""
+        return memory_of(tensor) in self._read
+
+    def replay(self) -> None:
+        """Run the operations again on what the inputs hold now."""
+        with torch.no_grad():
+            for call in self._calls:
+                call()
+
+
+def record(function: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -> Recording:
+    """Run ``function`` once and return its recording.
+
+    Args:
+        function: without side effects; every tensor that changes between replays is one of ``inputs``.
+        inputs: tensors whose memory stays where it is, whatever values it holds.
+
+    Raises:
+        CannotRecord: the function reads values on the host, writes to memory that it did not make, works on more than
+            ``MOST_BYTES``, or has operations that are not known to be repeated exactly, or whose large results would
+            have to be copied.
+    """
+    recorder = _current.recorder = _Recorder(inputs)
+    try:
+        with _NoHostReads(), recorder:
+            outputs = [output.detach() for output in function()]
+    finally:
+        _current.recorder = None
+    with torch.no_grad():
+        return Recording(outputs, [step.call() for step in recorder.steps], recorder)
+
+
+def host_call(function: Callable[..., Tensor], places: Sequence[Tensor]) -> Tensor:
+    """Return ``function`` of the whole numbers in ``places``, 0-d tensors; a replay calls it again.
+
+    Args:
+        function: gives a new tensor, whose shape does not depend on the numbers.
+        places: where it finds them.
+    """
+    call = partial(_call_with_numbers, function, places)
+    recorder = _current.recorder
+    return call() if recorder is None else recorder.host_call(call, places)
+
+
+def _call_with_numbers(function: Callable[..., Tensor], places: Sequence[Tensor]) -> Tensor:
+    return function(*(int(place) for place in places))
+
+
+class _HostStep(NamedTuple):
+    """A function of Python's that is called again."""
+
+    function: Callable[[], Tensor]
+    made: Tensor
+
+    def call(self) -> Callable[[], Any]:
+        """Return what calls it again and puts the result where it was."""
+        return partial(_copy, [self.made], self.function)
+
+
+class _Step(NamedTuple):
+    """One operation."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    made: list[Tensor]
+    """Its results in memory of their own; none if it writes to its arguments."""
+
+    def written(self) -> list[Tensor]:
+        """Return the arguments that it writes to."""
+        by_place = zip(self.func._schema.arguments, self.args, strict=False)
+        by_name = ((argument, self.kwargs.get(argument.name)) for argument in self.func._schema.arguments)
+        return _tensors([value for argument, value in (*by_place, *by_name) if argument.is_write])
+
+    def call(self) -> Callable[[], Any]:
+        """Return what runs the operation into the same memory again, having run it once.
+
+        Raises:
+            CannotRecord: its results are large, and it cannot write to given memory.
+        """
+        args, kwargs, made = self.args, self.kwargs, self.made
+        if not made:
+            return _ran(partial(self.func, *args, **kwargs))
+        if self.func is torch.ops.aten.relu.default:  # which cannot write to given memory itself
+            return _ran(partial(torch.clamp_min, *args, 0, out=made[0]))
+        for form, where in _writing_forms(self.func, made):
+            try:
+                return _ran(partial(form, *args, **kwargs, **where))
+            except (TypeError, RuntimeError):  # this form wants its arguments otherwise
+                continue
+        if sum(tensor.nbytes for tensor in made) > _MOST_COPIED:
+            raise CannotRecord(f"it would copy large results: {self.func.name()}")
+        copy = _copy_all if len(self.func._schema.returns) > 1 else _copy
+        return _ran(partial(copy, made, partial(self.func, *args, **kwargs)))
+
+
+def _ran(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a call, having made it once."""
+    call()
+    return call
+
+
+def _writing_forms(func: Any, made: list[Tensor]) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Return the forms of an operation that write to given memory, and their arguments for it; the fastest first."""
+    names = [argument.name for argument in func._schema.arguments]
+    packet = func.overloadpacket
+    for overload in (getattr(packet, name) for name in packet.overloads()):
+        arguments = overload._schema.arguments
+        outs = [argument.name for argument in arguments if argument.is_out]
+        same = [argument.name for argument in arguments if not argument.is_out] == names
+        if not same or len(outs) != len(made):
+            continue
+        if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CPU"):  # the others copy, too
+            for module in (torch, torch._C._nn):
+                if hasattr(module, packet.__name__):
+                    yield getattr(module, packet.__name__), {"out": made[0] if len(made) == 1 else tuple(made)}
+            yield overload, dict(zip(outs, made, strict=True))
+
+
+def _copy(made: list[Tensor], function: Callable[[], Tensor]) -> None:
+    made[0].copy_(function())
+
+
+def _copy_all(made: list[Tensor], function: Callable[[], Any]) -> None:
+    for tensor, result in zip(made, _tensors(function()), strict=True):
+        tensor.copy_(result)
+
+
+class _NoHostReads(TorchFunctionMode):
+    """Refuses what takes values out of PyTorch without an operation."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function of PyTorch's."""
+        result = func(*args, **(kwargs or {}))
+        hidden = func in _SPLITS and _tensors((args[1:], kwargs))
+        if hidden or not (func.__name__ in _METADATA or _tensors(result) or not _tensors((args, kwargs))):
+            raise CannotRecord(f"it reads values on the host: {func.__name__}")
+        return result
+
+
+class _Recorder(TorchDispatchMode):
+    """Keeps the operations that run, below automatic differentiation and ``torch.func`` transforms."""
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.inputs = {memory_of(tensor) for tensor in inputs}
+        self.changing = set(self.inputs)
+        """Memory whose values may differ between replays."""
+        self.constants: dict[int, Tensor] = {}
+        """What else was made, by its memory."""
+        self.read: set[int] = set()
+        self.steps: list[_Step | _HostStep] = []
+        self.held = sum(tensor.nbytes for tensor in inputs)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and keep it if a replay must run it."""
+        with torch._C.DisableTorchFunction():
+            return self._run(func, args, kwargs or {})
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not operations.repeatable(func, args):
+            raise CannotRecord(f"it is not known to be repeated exactly: {func.name()}")
+        moves = operations.moves_no_memory(func)
+        step = _Step(func, _fixed_views(args), _fixed_views(kwargs), [])  # shapes may be changed later, in place
+        if func._schema.is_mutable and not moves:
+            self._thaw(step)
+        output = func(*args, **kwargs)
+        given = {memory_of(tensor) for tensor in _tensors((args, kwargs))}
+        made = _fixed_views([tensor for tensor in _tensors(output) if memory_of(tensor) not in given])
+        self._hold(made)
+        self.read |= given
+        if func is torch.ops.aten.lift_fresh.default:  # a tensor made of Python's numbers
+            self.constants[memory_of(output)] = output.detach()
+        elif func._schema.is_mutable and not moves:
+            self.steps.append(step)
+        elif made and (self.changing.isdisjoint(given) or operations.from_shapes(func)):
+            self.constants |= {memory_of(tensor): tensor for tensor in made}
+        elif made:  # else it is a view, which moves no memory
+            self.changing |= {memory_of(tensor) for tensor in made}
+            self.steps.append(step._replace(made=made))
+        return output
+
+    def host_call(self, call: Callable[[], Tensor], places: Sequence[Tensor]) -> Tensor:
+        """Call a function whose inside is not recorded, and keep the call."""
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            made = call()
+            self._hold([made])
+            self.read |= {memory_of(place) for place in places}
+            self.changing.add(memory_of(made))
+            self.steps.append(_HostStep(call, made.detach()))
+        return made
+
+    def _hold(self, made: Sequence[Tensor]) -> None:
+        self.held += sum(tensor.nbytes for tensor in made)
+        if self.held > MOST_BYTES:
+            raise CannotRecord(f"it works on more than {MOST_BYTES} bytes")
+
+    def _thaw(self, step: _Step) -> None:
+        """What an operation is about to write to changes; a constant gets its value back first, in every replay."""
+        for tensor in step.written():
+            where = memory_of(tensor)
+            if where in self.inputs or where not in self.changing | set(self.constants):
+                raise CannotRecord(f"it writes to memory that it did not make: {step.func.name()}")
+            if where in self.constants:
+                constant = self.constants.pop(where)
+                self.steps.append(_Step(torch.ops.aten.copy_.default, (constant, constant.clone()), {}, []))
+            self.changing.add(where)
+
+
+class _Current(threading.local):
+    """The recorder of this thread, while it records."""
+
+    recorder: _Recorder | None = None
+
+
+_current = _Current()
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Return what tells one piece of memory from another as long as both are held."""
+    with torch._C.DisableTorchFunction():  # else it would look like reading values
+        return int(tensor.untyped_storage()._cdata)
+
+
+def _fixed_views(tree: Any) -> Any:
+    """Return the tensors of a tree as views of the same memory, which nobody else can change."""
+    return tree_map_only(Tensor, Tensor.detach, tree)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -1,0 +1,183 @@
+"""Weights of clients' heads, against the formulas written out."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from fedtailor.algorithms import _head_mixing as mixing
+from fedtailor.algorithms._head_mixing import (
+    FeatureStatistics,
+    error_matrices,
+    feature_statistics,
+    mixed,
+    mixing_weights,
+)
+from fedtailor.statistics.gaussian import class_moments
+
+CLASSES, D = 4, 6
+
+
+def clients(count, seed=0, classes=CLASSES, d=D):
+    """Return statistics of clients that differ in their classes and in how much they know."""
+    draw = np.random.default_rng(seed)
+    centers = draw.normal(size=(classes, d))
+    shares = draw.dirichlet(np.full(classes, 0.5), size=count)
+    means = centers + 0.2 * draw.normal(size=(count, classes, d))
+    variance = draw.uniform(0.02, 0.5, count)
+    return FeatureStatistics(torch.from_numpy(variance), torch.from_numpy(shares[:, :, None] * means))
+
+
+def literal(statistics, i):
+    """P_i with a loop over pairs of clients and one over classes."""
+    variance, means = (value.numpy() for value in statistics)
+    m = len(variance)
+    matrix = np.diag(variance)
+    for j in range(m):
+        for k in range(m):
+            for c in range(means.shape[1]):
+                matrix[j, k] += (means[i, c] - means[j, c]) @ (means[i, c] - means[k, c])
+    return matrix
+
+
+def test_statistics_of_a_client():
+    """Literally: V = (1/n) sum_c (p_c E_c|z|^2 - p_c^2 |m_c|^2), H[c] = p_c m_c; padding is not there."""
+    draw = np.random.default_rng(1)
+    z, y = draw.normal(size=(9, D)) + 5, np.array([0, 2, 2, 0, 0, 3, 2, 0, 1])
+    weight = np.array([1, 1, 1, 1, 0, 1, 1, 1, 0])
+    moments = class_moments(*map(torch.from_numpy, (z, y, weight)), CLASSES)
+    found = feature_statistics(moments, torch.float64)
+    z, y = z[weight > 0], y[weight > 0]
+    variance, means = 0.0, np.zeros((CLASSES, D))
+    for c in (0, 2, 3):
+        share, own = (y == c).mean(), z[y == c]
+        variance += share * (own**2).sum(1).mean() - share**2 * (own.mean(0) ** 2).sum()
+        means[c] = share * own.mean(0)
+    assert abs(float(found.variance) - variance / len(y)) < 1e-13
+    assert np.abs(found.prior_means.numpy() - means).max() < 1e-14
+    assert {value.dtype for value in feature_statistics(moments, torch.float32)} == {torch.float32}
+
+
+@pytest.mark.parametrize("labels", [[], [1]])
+def test_statistics_of_nothing_and_of_one_example(labels):
+    z, y = torch.ones(len(labels), D).double(), torch.tensor(labels, dtype=torch.int64)
+    found = feature_statistics(class_moments(z, y, torch.ones(len(labels)), CLASSES), torch.float64)
+    assert float(found.variance) == 0.0 and float(found.prior_means.sum()) == D * len(labels)
+
+
+def test_matrices_are_those_of_the_triple_loop():
+    statistics = clients(5)
+    flat = statistics.prior_means.flatten(1)
+    matrices = error_matrices(flat @ flat.mT, statistics.variance, torch.tensor([3, 0, 4]))
+    for client, found in zip((3, 0, 4), matrices.numpy()):
+        assert np.abs(found - literal(statistics, client)).max() < 1e-13
+
+
+def test_weights_solve_every_clients_program():
+    statistics = clients(6)
+    weights = mixing_weights(statistics).numpy()
+    for client, found in enumerate(weights):
+        matrix = literal(statistics, client)
+        best = minimize(
+            lambda a, matrix=matrix: (a @ matrix @ a, 2 * matrix @ a),
+            np.full(6, 1 / 6),
+            jac=True,
+            method="SLSQP",
+            bounds=[(0, 1)] * 6,
+            constraints={"type": "eq", "fun": lambda a: a.sum() - 1},
+            options={"ftol": 1e-15, "maxiter": 500},
+        )
+        expected = np.where(best.x >= 1e-3, best.x, 0)
+        assert np.abs(found - expected / expected.sum()).max() < 1e-5
+    assert (weights.argmax(1) == np.arange(6)).sum() >= 3 and 0 < (weights == 0).sum() < 30
+
+
+def test_small_weights_are_dropped():
+    """The third client's weight would be about 1 / 1500, that of the fourth 1 / 500."""
+    variance = torch.tensor([1.0, 1.0, 750.0, 250.0]).double()
+    weights = mixing_weights(FeatureStatistics(variance, torch.zeros(4, 1, 2).double()))
+    raw = np.array([1, 1, 0, 1 / 250])
+    assert (weights[:, 2] == 0).all()
+    assert np.abs(weights.numpy() - raw / raw.sum()).max() < 1e-12
+
+
+def test_a_client_alone_keeps_its_head():
+    assert torch.equal(mixing_weights(clients(1)), torch.ones(1, 1).double())
+
+
+def test_equal_clients_weigh_the_same():
+    one = clients(1)
+    weights = mixing_weights(FeatureStatistics(one.variance.expand(5), one.prior_means.expand(5, -1, -1)))
+    assert torch.allclose(weights, torch.full((5, 5), 0.2, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_a_client_of_other_data_counts_nothing():
+    """Two groups of clients whose features lie far apart combine among themselves."""
+    statistics = clients(6)
+    means = statistics.prior_means.clone()
+    means[3:] += 50.0
+    weights = mixing_weights(FeatureStatistics(statistics.variance, means))
+    assert (weights[:3, 3:] == 0).all() and (weights[3:, :3] == 0).all() and (weights > 0).sum() > 6
+
+
+def test_the_order_of_clients_does_not_matter():
+    statistics, order = clients(9), torch.tensor([4, 0, 8, 2, 6, 1, 3, 7, 5])
+    shuffled = mixing_weights(FeatureStatistics(*(value[order] for value in statistics)))
+    assert torch.allclose(shuffled, mixing_weights(statistics)[order][:, order], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("factor", [1e-8, 1e8])
+def test_units_of_features_do_not_matter(factor):
+    statistics = clients(6)
+    scaled = FeatureStatistics(factor**2 * statistics.variance, factor * statistics.prior_means)
+    assert torch.allclose(mixing_weights(scaled), mixing_weights(statistics), rtol=0, atol=1e-10)
+
+
+def test_blocks_bound_memory_only(monkeypatch):
+    statistics = clients(7)
+    expected = mixing_weights(statistics)
+    for at_once in (1, 2 * 49, 3 * 49):
+        monkeypatch.setattr(mixing, "_AT_ONCE", at_once)
+        assert torch.allclose(mixing_weights(statistics), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("absurd", [1e15, 1e30])
+def test_absurd_statistics_of_one_client_do_not_harm_the_others(absurd):
+    """It gets no weight. A trace of it could still cancel a bias, which shifts the others' weights a little."""
+    statistics = clients(6)
+    means = statistics.prior_means.clone()
+    means[5] = absurd
+    weights = mixing_weights(FeatureStatistics(statistics.variance, means))
+    expected = mixing_weights(FeatureStatistics(*(value[:5] for value in statistics)))
+    assert (weights[:5, 5] == 0).all() and torch.allclose(weights[:5, :5], expected, rtol=0, atol=0.05)
+    assert weights[5, 5] > 0.99 and torch.allclose(weights.sum(1), torch.ones(6).double())
+
+
+def test_a_program_that_cannot_be_solved_leaves_the_own_head(monkeypatch):
+    statistics = clients(4)
+    expected = mixing_weights(statistics)
+    solve = mixing.least_quadratic
+    failing = torch.tensor([False, True, False, True])[:, None]
+    monkeypatch.setattr(mixing, "least_quadratic", lambda p: torch.where(failing, torch.nan, solve(p)))
+    weights = mixing_weights(statistics)
+    assert torch.equal(weights[[1, 3]], torch.eye(4).double()[[1, 3]])
+    assert torch.equal(weights[[0, 2]], expected[[0, 2]])
+
+
+def test_statistics_that_overflow_leave_all_heads():
+    """The sum of squares is not finite, so that nobody's distance from that client is."""
+    statistics = clients(3)
+    means = statistics.prior_means.clone()
+    means[2] = 1e200
+    weights = mixing_weights(FeatureStatistics(statistics.variance, means))
+    assert torch.equal(weights, torch.eye(3).double())
+
+
+def test_heads_are_combined_in_their_own_type():
+    weights = torch.tensor([[1.0, 0.0], [0.25, 0.75]]).double()
+    heads = {"weight": torch.randn(2, 3, 5), "bias": torch.randn(2, 3)}
+    found = mixed(heads, weights)
+    for name, leaf in heads.items():
+        assert found[name].dtype == torch.float32 and found[name].shape == leaf.shape
+        assert torch.equal(found[name][0], leaf[0])
+        assert torch.allclose(found[name][1], 0.25 * leaf[0] + 0.75 * leaf[1], atol=1e-6)  # a sum of two may cancel

@@ -1,0 +1,203 @@
+"""Quadratic programs over the simplex, against exhaustive search, scipy and closed forms."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from fedtailor.algorithms._simplex import least_quadratic, nearest_psd, optimality_gap
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def gram(count, m, rank, seed=0):
+    rows = normal(count, m, rank, seed=seed)
+    return rows @ rows.mT
+
+
+def with_spectrum(eigenvalues, seed=1):
+    basis = torch.linalg.qr(normal(*eigenvalues.shape, eigenvalues.shape[-1], seed=seed))[0]
+    return (basis * eigenvalues[:, None]) @ basis.mT
+
+
+def repeated(count, m):
+    rows = normal(count, m, 2 * m, seed=3)
+    rows = torch.cat([rows, rows, rows[:, :1]], 1)
+    return rows @ rows.mT
+
+
+KINDS = {
+    "definite": gram(20, 5, 9),
+    "few rows": gram(20, 2, 3),
+    "singular": gram(20, 5, 3),
+    "rank one": gram(20, 5, 1),
+    "minimum zero": gram(20, 6, 2, seed=2),
+    "ill-conditioned": with_spectrum(
+        10.0 ** -(14 * torch.rand(20, 5, generator=torch.Generator().manual_seed(1)).double())
+    ),
+    "zero": torch.zeros(2, 4, 4, dtype=torch.float64),
+    "identity": torch.eye(6, dtype=torch.float64)[None],
+    "one row": gram(3, 1, 1),
+    "repeated rows": repeated(10, 2),
+    "projected": nearest_psd(normal(20, 5, 5) + normal(20, 5, 5).mT),
+    "tiny and huge": gram(20, 5, 9) * 10.0 ** torch.linspace(-12, 12, 20).double()[:, None, None],
+}
+
+
+def values(matrices, weights):
+    return torch.einsum("bi,bij,bj->b", weights, matrices, weights)
+
+
+def exhaustive(matrix):
+    """Return the least value over all supports, where the slope is constant and no weight is negative."""
+    m, best, unit = len(matrix), np.inf, max(matrix.max(), 1e-300)
+    matrix = matrix / unit
+    for size in range(1, m + 1):
+        for support in map(list, combinations(range(m), size)):
+            part = matrix[np.ix_(support, support)]
+            system = np.block([[part, np.ones((size, 1))], [np.ones((1, size)), np.zeros((1, 1))]])
+            weights = np.linalg.lstsq(system, np.eye(size + 1)[-1], rcond=1e-13)[0][:-1]
+            if weights.min() >= 0 and abs(weights.sum() - 1) < 1e-9:
+                weights = weights / weights.sum()
+                best = min(best, weights @ part @ weights)
+    return best * unit
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_minimum_is_that_of_exhaustive_search(kind):
+    matrices = KINDS[kind]
+    weights = least_quadratic(matrices)
+    assert weights.dtype == torch.float64 and weights.shape == matrices.shape[:2]
+    assert (weights >= 0).all() and torch.allclose(
+        weights.sum(1), torch.ones(len(weights)).double(), rtol=0, atol=1e-14
+    )
+    scale = matrices.abs().amax((1, 2))
+    assert (optimality_gap(matrices, weights) <= 1e-12 * scale).all()
+    for matrix, value, size in zip(matrices, values(matrices, weights), scale):
+        assert abs(float(value) - exhaustive(matrix.numpy())) <= 1e-12 * float(size)
+
+
+@pytest.mark.parametrize("rank", [3, 12, 30])
+def test_no_worse_than_scipy(rank):
+    matrices = gram(4, 12, rank, seed=5)
+    ours = values(matrices, least_quadratic(matrices))
+    for matrix, value in zip(matrices.numpy(), ours):
+        found = minimize(
+            lambda a, matrix=matrix: (a @ matrix @ a, 2 * matrix @ a),
+            np.full(12, 1 / 12),
+            jac=True,
+            method="SLSQP",
+            bounds=[(0, 1)] * 12,
+            constraints={"type": "eq", "fun": lambda a: a.sum() - 1, "jac": lambda a: np.ones(12)},
+            options={"ftol": 1e-14, "maxiter": 500},
+        )
+        assert float(value) <= found.fun + 1e-10 * abs(matrix).max()
+        assert abs(float(value) - found.fun) <= 1e-6 * abs(matrix).max()
+
+
+@pytest.mark.parametrize("m", [30, 100])
+@pytest.mark.parametrize("digits", [2, 8, 16])
+def test_many_rows_of_any_condition(m, digits):
+    spread = torch.rand(6, m, generator=torch.Generator().manual_seed(2)).double()
+    matrices = with_spectrum(10.0 ** (-digits * spread))
+    weights = least_quadratic(matrices)
+    assert (optimality_gap(matrices, weights) <= 1e-12 * matrices.abs().amax((1, 2))).all()
+
+
+def test_variances_sixteen_orders_apart():
+    """Without covariances the weights are the inverse variances; the smallest counts as exactly as the others."""
+    variances = 10.0 ** torch.linspace(-8, 8, 50).double()
+    (weights,) = least_quadratic(torch.diag(variances)[None])
+    expected = (1 / variances) / (1 / variances).sum()
+    assert torch.allclose(weights, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("factor", [2.0**-60, 2.0**60])
+def test_a_power_of_two_changes_no_bit(factor):
+    matrices = gram(10, 8, 6)
+    assert torch.equal(least_quadratic(matrices), least_quadratic(factor * matrices))
+
+
+@pytest.mark.parametrize("factor", [1e-8, 1e8])
+def test_units_do_not_matter(factor):
+    matrices = gram(10, 8, 12)
+    assert torch.allclose(least_quadratic(matrices), least_quadratic(factor * matrices), rtol=0, atol=1e-11)
+
+
+def test_the_order_of_rows_does_not_matter():
+    matrices, order = gram(10, 8, 12), torch.randperm(8, generator=torch.Generator().manual_seed(0))
+    shuffled = least_quadratic(matrices[:, order][:, :, order])
+    assert torch.allclose(shuffled, least_quadratic(matrices)[:, order], rtol=0, atol=1e-11)
+
+
+def test_rows_that_are_the_same_weigh_the_same():
+    """All mixtures of them are equally good: which one is taken must not depend on rounding."""
+    first = least_quadratic(torch.zeros(1, 4, 4))
+    assert torch.allclose(first, torch.full((1, 4), 0.25).double(), rtol=0, atol=1e-12)
+    weights = least_quadratic(repeated(10, 2))
+    assert torch.allclose(weights[:, :2], weights[:, 2:4], rtol=0, atol=1e-4)
+
+
+def test_a_row_that_costs_nothing_takes_everything():
+    """Neither its weight nor its slope vanishes strictly for the others, which is the hard case for this method."""
+    matrices = torch.diag(torch.tensor([0.0, 1.0, 1e4, 1e-4]).double())[None]
+    (weights,) = least_quadratic(matrices)
+    assert float(optimality_gap(matrices, weights[None])) <= 1e-13 and weights[0] > 1 - 1e-3
+
+
+def test_a_row_without_bounds_gets_nothing_and_changes_nothing():
+    matrices = gram(5, 6, 9)
+    wide = torch.zeros(5, 7, 7, dtype=torch.float64)
+    wide[:, :6, :6], wide[:, 6, 6] = matrices, 1e60
+    weights = least_quadratic(wide)
+    assert (weights[:, 6] < 1e-12).all()
+    assert torch.allclose(weights[:, :6], least_quadratic(matrices), rtol=0, atol=1e-10)
+
+
+def test_matrices_of_a_stack_are_on_their_own():
+    matrices = torch.cat([gram(5, 6, 9), gram(5, 6, 2)])
+    alone = torch.cat([least_quadratic(matrix[None]) for matrix in matrices])
+    assert torch.allclose(least_quadratic(matrices), alone, rtol=0, atol=1e-12)
+    broken = matrices.clone()
+    broken[3, 2, 1] = torch.nan
+    broken[7, 0, 0] = torch.inf
+    found = least_quadratic(broken)
+    assert found[[3, 7]].isnan().all()
+    others = [lane for lane in range(10) if lane not in (3, 7)]
+    assert torch.allclose(found[others], alone[others], rtol=0, atol=1e-12)
+
+
+def test_a_matrix_that_is_not_convex_has_no_result_that_is_wrong():
+    """The caller is told, by NaN, where the conditions of a minimum are not met."""
+    matrices = normal(50, 5, 5) + normal(50, 5, 5).mT
+    weights = least_quadratic(matrices)
+    found = ~weights.isnan().any(1)
+    assert (optimality_gap(matrices, weights)[found] <= 1e-8 * matrices.abs().amax((1, 2))[found]).all()
+
+
+def test_the_gap_bounds_what_is_missing():
+    matrices = gram(20, 5, 9)
+    uniform = torch.full((20, 5), 0.2).double()
+    missing = values(matrices, uniform) - values(matrices, least_quadratic(matrices))
+    assert (missing > 0).all() and (missing <= optimality_gap(matrices, uniform)).all()
+
+
+def test_negative_eigenvalues_become_zero():
+    matrices = normal(6, 5, 5) + normal(6, 5, 5).mT
+    for given, found in zip(matrices.numpy(), nearest_psd(matrices).numpy()):
+        eigenvalues, vectors = np.linalg.eigh(given)
+        expected = (vectors * np.maximum(eigenvalues, 0)) @ vectors.T
+        assert np.abs(found - expected).max() <= 1e-14 * np.abs(given).max() * 10
+
+
+def test_semi_definite_matrices_stay_as_they_are():
+    given = torch.cat([gram(3, 6, 9), gram(3, 6, 2), torch.zeros(1, 6, 6), torch.full((1, 6, 6), torch.nan)])
+    assert torch.equal(nearest_psd(given[:6]), given[:6])
+    mixed = torch.cat([given, -torch.eye(6).double()[None]])
+    found = nearest_psd(mixed)
+    assert torch.equal(found[:7], given[:7]) and found[7].isnan().all()
+    assert torch.equal(found[8], torch.zeros(6, 6).double())

@@ -1,0 +1,187 @@
+"""`check_algorithm` finds nothing in sound algorithms, what is wrong in others, and leaves everything as it was."""
+
+import inspect
+import random
+import re
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from fedtailor import Algorithm, check_algorithm
+from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.fedavg_ft import FedAvgFT
+from fedtailor.core.errors import ConfigError
+from mutants import MUTANTS, Changed, Item, NoSteps, OtherLoss, indexing_loss
+from test_documentation import ROOT, blocks, own_algorithm
+
+SINGLE = set(MUTANTS) - {m for m in MUTANTS if m.__name__ in ("CountsRows", "OthersData", "RemembersTensors", "Stands")}
+"""Mutants of which one sentence is to be said; of the others there are two."""
+
+
+EXAMPLES_NEED = """
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+
+from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.core import tree
+from fedtailor.training.blocks import weighted_mean
+from fedtailor.core.options import Range
+from fedtailor.core.task import LossOutput
+"""
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, FedAvgFT(finetune_epochs=1), "pfedfda"], ids=["class", "one", "name"])
+def test_sound_algorithms(algorithm):
+    assert check_algorithm(algorithm) == []
+
+
+def test_the_documented_example_is_sound_and_short(tmp_path, monkeypatch):
+    own_algorithm(tmp_path, monkeypatch)
+    assert len((tmp_path / "my_algorithm.py").read_text().splitlines()) < 60
+    assert check_algorithm("my_algorithm:PersonalBias", onboard_epochs=3) == []
+
+
+def test_the_shorter_examples_are_sound(tmp_path, monkeypatch):
+    loss, momentum = blocks(ROOT / "docs" / "new-algorithm.md", "py")
+    (tmp_path / "my_examples.py").write_text(f"{EXAMPLES_NEED}\n{loss}\n{momentum}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_examples", raising=False)
+    assert check_algorithm("my_examples:ServerMomentum") == []
+
+    class Smooth(OtherLoss):
+        @staticmethod
+        def loss(task, params, context, batch, key):
+            return sys.modules["my_examples"].smooth_loss(task, params, {}, batch, key)
+
+    assert check_algorithm(Smooth) == []
+
+
+def test_the_documented_signatures_are_those_of_the_base_class():
+    rows = re.findall(
+        r"^\| ([`\w, ]+) \| `([\w, ]+)` \|", (ROOT / "docs" / "new-algorithm.md").read_text(), re.MULTILINE
+    )
+    found = {name: arguments.split(", ") for names, arguments in rows for name in re.findall(r"\w+", names)}
+    expected = {name: list(inspect.signature(getattr(Algorithm, name)).parameters)[1:] for name in found}
+    assert found == expected and len(found) == 11
+
+
+def test_a_dataclass_that_cannot_be_made_is_explained(tmp_path, monkeypatch):
+    imports = "from dataclasses import dataclass\nfrom fedtailor.algorithms.fedavg import FedAvg\n"
+    (tmp_path / "my_mistake.py").write_text(f"{imports}@dataclass\nclass Mine(FedAvg): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"my_mistake.py, line 3.*@dataclass\(frozen=True, kw_only=True\)"):
+        check_algorithm("my_mistake:Mine")
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_mutants_are_found(mutant, monkeypatch):
+    if hasattr(mutant, "calls"):
+        monkeypatch.setattr(mutant, "calls", [])
+    found = check_algorithm(mutant)
+    words = [word.replace("LINE", str(marked_line(mutant))) for word in MUTANTS[mutant]]
+    assert any(all(word in sentence for word in words) for sentence in found), found
+    assert len(found) == (1 if mutant in SINGLE else 2), found
+    assert all(sentence.endswith(".") and "\n" not in sentence for sentence in found)
+
+
+def marked_line(mutant):
+    """Return the line of the file that a mutant marks, or that its loss does."""
+    for source in (mutant, indexing_loss):
+        lines, start = inspect.getsourcelines(source)
+        numbers = [start + number for number, line in enumerate(lines) if line.rstrip().endswith("# the line")]
+        if numbers:
+            return numbers[0]
+    raise AssertionError("no line is marked")
+
+
+def test_a_failing_check_does_not_silence_the_others():
+    class Both(Item):
+        def change(self, *arguments):
+            return super().change(*arguments)._replace(metrics={})
+
+    found = check_algorithm(Both)
+    assert any(".item()" in sentence for sentence in found)
+    assert any("metric 'steps'" in sentence for sentence in found)
+
+
+def test_a_fault_that_all_checks_meet_is_said_once():
+    class Second(Changed):
+        calls = []
+
+        def change(self, update, task, download, data, key):
+            self.calls.append(None)
+            if len(self.calls) > 12:  # six clients train in two rounds
+                raise ValueError("worked once")
+            return update
+
+    (found,) = check_algorithm(Second)
+    assert found.count("ValueError: worked once") == 1 and "this could not be checked" in found
+
+
+def test_what_works_on_one_kind_of_network_only():
+    class ByName(Changed):
+        def change(self, update, task, download, data, key):
+            update.upload["model"].value["hidden.bias"]
+            return update
+
+    networks = r"with a (network with batch normalization and dropout|convolutional network on images)"
+    found = check_algorithm(ByName)
+    assert [re.search(networks, sentence) is not None and "'hidden.bias'" in sentence for sentence in found] == [
+        True
+    ] * 2
+
+
+def test_options_are_checked_too():
+    found = check_algorithm(FedAvgFT, finetune_epochs=-1)
+    assert found == ["FedAvgFT cannot be built: FedAvgFT.finetune_epochs must be >= 0, got -1."]
+    assert "unexpected keyword argument 'tune'" in check_algorithm(FedAvgFT(), tune=1)[0]
+
+
+def test_declarations_are_checked():
+    @dataclass(frozen=True, kw_only=True)
+    class Silent(FedAvg):
+        adaptation = ""
+
+    assert "adaptation must say" in check_algorithm(Silent)[0]
+
+
+def test_no_algorithm_is_an_error():
+    with pytest.raises(ConfigError, match="did you mean 'fedavg'"):
+        check_algorithm("fedavgg")
+    assert check_algorithm(int) == ["The class 'int' is not a subclass of fedtailor.Algorithm."]
+
+
+class Interrupts(Changed):
+    """Changes a mode of PyTorch, and is interrupted in the middle of a run."""
+
+    def change(self, *arguments):
+        torch.use_deterministic_algorithms(True)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("algorithm", [NoSteps, Interrupts])
+def test_global_state_is_left_as_it_was(algorithm):
+    def state():
+        legacy = np.random.get_state()
+        words = (legacy[1].tolist(), *legacy[2:])
+        settings = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()
+        settings += (torch.are_deterministic_algorithms_enabled(),)
+        return torch.get_rng_state().tolist(), random.getstate(), words, settings
+
+    torch.set_num_threads(2)
+    try:
+        before = state()
+        if algorithm is Interrupts:
+            with pytest.raises(KeyboardInterrupt):
+                check_algorithm(algorithm)
+        else:
+            check_algorithm(algorithm)
+        assert state() == before
+    finally:
+        torch.set_num_threads(1)

@@ -1,0 +1,128 @@
+"""The configuration: strict, complete, and the same after writing and reading."""
+
+import tomllib
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtailor.core.errors import ConfigError
+from fedtailor.experiment.assembly import assemble, make_algorithm
+from fedtailor.experiment.config import Config, load_config, make_config, parse_assignment, to_toml
+
+EXAMPLE = {
+    "seeds": [3, 1],
+    "data": {"dataset": "digits", "clients": 7, "partition": "classes(k=3)", "new_clients": 2, "seed": "run"},
+    "model": {"name": "mlp", "options": {"hidden": 12}},
+    "algorithm": {"name": "pfedfda", "preset": "paper", "beta": "multi", "lr": 0.5},
+    "training": {"lr": 0.1, "epochs": 2},
+    "federation": {"rounds": 4, "participation": "fixed(3)", "full_last_round": False},
+    "engine": {"name": "batched", "block": 4},
+    "evaluation": {"every": 2, "personalized_every": 1},
+}
+
+
+def test_empty_means_defaults():
+    assert make_config({}) == Config()
+    assert tomllib.loads(to_toml(Config()))["seed"] == 0
+
+
+@pytest.mark.parametrize("values", [{}, EXAMPLE, {"seed": 5, "federation": {"participation": 0.3}}])
+def test_reading_what_was_written_gives_the_same(values, tmp_path):
+    config = make_config(values)
+    path = tmp_path / "experiment.toml"
+    path.write_text(to_toml(config))
+    assert load_config(path) == config
+
+
+def test_resolved_configurations_are_complete_and_stable():
+    config = make_config({**EXAMPLE, "seeds": [3]})
+    parts = assemble(config, 3)
+    written = tomllib.loads(to_toml(parts.config))
+    for section in ("data", "training", "federation", "engine", "evaluation"):
+        assert set(written[section]) == {field.name for field in fields(getattr(config, section))}
+    own = set(type(parts.algorithm).option_names())
+    assert set(written["algorithm"]) == {"name", "preset"} | own
+    assert written["algorithm"]["cov_ridge"] == 1e-4, "the preset's value is written"
+    assert written["training"]["lr"] == 0.5, "the algorithm's override is written"
+    again = assemble(make_config(written), 3)
+    assert again.config == parts.config
+    assert again.algorithm == parts.algorithm
+
+
+def test_values_that_toml_lacks_are_left_out():
+    config = make_config({"algorithm": {"knob": None, "other": 1}, "model": {"options": {"hidden": None, "deep": 2}}})
+    written = tomllib.loads(to_toml(config))
+    assert written["algorithm"] == {"name": "pfedfda", "preset": "reference", "other": 1}
+    assert written["model"]["options"] == {"deep": 2}
+
+
+def test_auto_is_resolved():
+    parts = assemble(make_config({"data": {"clients": 3}}), 0)
+    assert parts.config.engine.name == "workers"
+    assert parts.config.model.name == "mlp"
+
+
+def test_an_algorithm_overrides_training():
+    algorithm = make_algorithm(make_config({"training": {"lr": 0.1, "epochs": 3}, "algorithm": {"lr": 0.2}}))
+    assert (algorithm.training.lr, algorithm.training.epochs) == (0.2, 3)
+
+
+def test_options_win_over_a_preset():
+    options = {"name": "pfedfda", "preset": "paper", "cov_ridge": 0.5}
+    algorithm = make_algorithm(make_config({"algorithm": options}))
+    assert (algorithm.cov_ridge, algorithm.cov_offset) == (0.5, 0.0)
+
+
+def test_overrides_win_over_the_file(tmp_path):
+    path = tmp_path / "experiment.toml"
+    path.write_text("seed = 4\n[training]\nlr = 0.5\nepochs = 2\n[model.options]\nhidden = 3\n")
+    overrides = [("training.lr", 0.25), ("seeds", [1, 2]), ("model.options.hidden", 9)]
+    config = load_config(path, overrides)
+    assert (config.training.lr, config.training.epochs) == (0.25, 2)
+    assert config.seeds == (1, 2)
+    assert config.model.options == {"hidden": 9}
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("training.lr=0.05", ("training.lr", 0.05)),
+        ("training.drop_last = true", ("training.drop_last", True)),
+        ('data.partition="iid"', ("data.partition", "iid")),
+        ("data.partition=dirichlet(alpha=0.1)", ("data.partition", "dirichlet(alpha=0.1)")),
+        ("seeds=[1, 2]", ("seeds", [1, 2])),
+        ("data.dir=", ("data.dir", "")),
+        ("a.b=1\nc=2", ("a.b", "1\nc=2")),
+    ],
+)
+def test_assignments(text, pair):
+    assert parse_assignment(text) == pair
+
+
+@pytest.mark.parametrize("text", ["", "=", "=3", "training.lr", "   = 1"])
+def test_bad_assignments(text):
+    with pytest.raises(ConfigError, match=r"section\.key=value"):
+        parse_assignment(text)
+
+
+@given(st.text(max_size=30))
+def test_any_value_is_read_or_kept_as_text(text):
+    key, value = parse_assignment(f"data.partition={text}")
+    assert key == "data.partition"
+    assert value == text.strip() or not isinstance(value, str) or text.strip()[0] in "\"'"
+
+
+_LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers())
+_NAMES = st.sampled_from(["data", "training", "algorithm", "seed", "seeds", "lr", "clients", "name", "engine", "x"])
+
+
+@given(st.dictionaries(_NAMES, _LEAVES | st.dictionaries(_NAMES, _LEAVES, max_size=3), max_size=4))
+def test_any_mapping_is_a_configuration_or_a_config_error(values):
+    try:
+        config = make_config(values)
+    except ConfigError as error:
+        assert error.message.endswith(".")
+    else:
+        assert isinstance(config, Config)

@@ -1,0 +1,192 @@
+"""Run folders: written whole or not at all, read back in whatever state a run is."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtailor.core import atomic
+from fedtailor.core.atomic import append_lines, safe_name, to_json, write_whole
+from fedtailor.core.errors import ConfigError, DataError, RunError
+from fedtailor.experiment.records import RunFolder, read_run
+
+CONFIG = 'seed = 0\n\n[data]\ndataset = "digits"\n'
+
+
+def new_folder(path):
+    return RunFolder(path, config=CONFIG, provenance={"versions": {"torch": "2"}})
+
+
+def test_round_trip(tmp_path):
+    weight = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with new_folder(tmp_path / "run") as folder:
+        folder.write_split({"clients": [{"train": [1, 2]}]})
+        folder.add_events([{"kind": "note", "text": "hello"}])
+        folder.add_round({"round": 1, "x": 0.5}, clients=[{"round": 1, "client": 0}], events=[{"round": 1}])
+        folder.add_round({"round": 2, "x": float("nan")}, clients=[{"round": 2, "client": 0}])
+        folder.write_model("0", {"body/w": weight}, {"round": 2})
+        folder.finish({"metrics": {"loss": float("inf")}})
+    run = read_run(tmp_path / "run")
+    assert run.config == {"seed": 0, "data": {"dataset": "digits"}}
+    assert run.provenance == {"versions": {"torch": "2"}}
+    assert run.split == {"clients": [{"train": [1, 2]}]}
+    assert run.rounds == [{"round": 1, "x": 0.5}, {"round": 2, "x": None}]
+    assert [record["round"] for record in run.clients] == [1, 2]
+    assert run.events == [{"kind": "note", "text": "hello"}, {"round": 1}]
+    assert run.status == {"state": "finished", "rounds_done": 2}
+    assert run.result == {"metrics": {"loss": None}}
+    tensors, card = run.model(0)
+    np.testing.assert_array_equal(tensors["body/w"], weight)
+    assert card["client"] == "0" and card["round"] == 2 and card["tensors"] == {"body/w": [2, 3]}
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_the_state_says_how_a_run_ended(tmp_path):
+    assert_state = {KeyboardInterrupt("x"): "interrupted", ValueError("broken"): "failed", SystemExit(1): "failed"}
+    for number, (error, state) in enumerate(assert_state.items()):
+        folder = new_folder(tmp_path / str(number))
+        assert read_run(folder.path).status == {"state": "running", "rounds_done": 0}
+        with pytest.raises(type(error)), folder:
+            folder.add_round({"round": 1})
+            raise error
+        status = read_run(folder.path).status
+        assert (status["state"], status["rounds_done"]) == (state, 1)
+        assert read_run(folder.path).result is None
+    assert read_run(tmp_path / "1").status["reason"] == "broken"
+
+
+def test_a_run_of_several_seeds_counts_no_rounds_of_its_own(tmp_path):
+    with RunFolder(tmp_path / "run", config=CONFIG, provenance={}, several_seeds=True) as folder:
+        assert read_run(folder.path).status == {"state": "running"}
+        folder.finish({})
+    assert read_run(folder.path).status == {"state": "finished"}
+
+
+def test_a_torn_end_is_ignored(tmp_path):
+    folder = new_folder(tmp_path / "run")
+    folder.add_round({"round": 1}, clients=[{"round": 1, "client": 3}])
+    # killed while round 2 was written: its clients are there, its own line is torn
+    append_lines(folder.path / "clients.jsonl", [{"round": 2, "client": 3}])
+    append_lines(folder.path / "events.jsonl", [{"round": 2, "kind": "quarantine"}])
+    with (folder.path / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 2, "coh')
+    run = read_run(folder.path)
+    assert run.rounds == [{"round": 1}]
+    assert run.clients == [{"round": 1, "client": 3}]
+    assert run.events == []
+
+
+def test_damage_is_an_error_that_names_the_file(tmp_path):
+    folder = new_folder(tmp_path / "run")
+    folder.write_model("0", {"w": np.zeros(2, np.float32)}, {})
+    with pytest.raises(DataError, match="cannot read"):
+        read_run(tmp_path / "nothing")
+    with pytest.raises(DataError, match=r"7\.json"):
+        read_run(folder.path).model(7)
+    model = folder.path / "models" / "0.safetensors"
+    model.write_bytes(model.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(DataError, match="SHA-256"):
+        read_run(folder.path).model(0)
+    (folder.path / "rounds.jsonl").write_text("no json\n")
+    with pytest.raises(DataError, match=r"rounds\.jsonl"):
+        read_run(folder.path)
+    (folder.path / "experiment.toml").write_text("[")
+    with pytest.raises(DataError, match=r"experiment\.toml"):
+        read_run(folder.path)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    target = tmp_path / "file"
+    write_whole(target, "old")
+
+    def no_space(*_):
+        raise OSError(28, "No space left on device")
+
+    for broken in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(atomic.os, broken, no_space)
+            with pytest.raises(RunError, match="No space left on device"):
+                write_whole(target, "new")
+        assert target.read_text() == "old"
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_killed_writer_leaves_whole_files(tmp_path):
+    """SIGKILL at an arbitrary moment: every file that is there can be read, and rounds are complete."""
+    script = (
+        "import sys; from pathlib import Path; from fedtailor.experiment.records import RunFolder\n"
+        "folder = RunFolder(Path(sys.argv[1]), config='seed = 0', provenance={})\n"
+        "print('ready', flush=True)\n"
+        "for number in range(1, 10**6):\n"
+        "    clients = [{'round': number, 'client': c} for c in range(50)]\n"
+        "    folder.add_round({'round': number}, clients=clients); folder.set_state('running')\n"
+    )
+    source = str(Path(atomic.__file__).parents[1])
+    for number in range(3):
+        path = tmp_path / str(number)
+        command = [sys.executable, "-c", script, str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": source}) as writer:
+            writer.stdout.readline()
+            while not (path / "rounds.jsonl").exists():
+                pass
+            writer.send_signal(signal.SIGKILL)
+        run = read_run(path)
+        assert run.status["state"] == "running"
+        assert [record["round"] for record in run.rounds] == list(range(1, len(run.rounds) + 1))
+        assert len(run.clients) == 50 * len(run.rounds)
+
+
+def test_folders_are_not_reused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    new_folder(tmp_path / "empty")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for taken in ("empty", "file", "link"):
+        with pytest.raises(ConfigError, match="never overwritten"):
+            new_folder(tmp_path / taken)
+
+
+@given(st.text())
+def test_any_name_is_a_file_name_inside_its_folder(name):
+    escaped = safe_name(name)
+    assert escaped and escaped.isascii() and len(escaped) <= 200
+    assert not set(escaped) & set('/\\:*?"<>|\0 ') and escaped not in (".", "..") and not escaped.startswith(".")
+
+
+@given(st.text(), st.text())
+def test_different_names_are_different_files(first, second):
+    assert (safe_name(first) == safe_name(second)) == (first == second)
+
+
+def test_hostile_client_names_stay_inside(tmp_path):
+    folder = new_folder(tmp_path / "run")
+    names = ["../../escape", "/etc/passwd", "..", ".", "", "a" * 5000, "\ud800", "CON\x1b[31m", "=1+1"]
+    for name in names:
+        folder.write_model(name, {"w": np.zeros(1, np.float32)}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert len(list((folder.path / "models").iterdir())) == 2 * len(names)
+    for name in names:
+        assert read_run(folder.path).model(name)[1]["client"] == name
+
+
+def test_json_is_strict_and_plain():
+    assert to_json({"a": [float("nan"), 1.5, (float("-inf"),)], 3: None}) == '{"a": [null, 1.5, [null]], "3": null}'
+    assert to_json("\u202e\x1b") == '"\\u202e\\u001b"'
+    assert json.loads(to_json(range(3))) == [0, 1, 2]
+
+
+def test_an_interruption_that_a_library_turned_into_an_error_is_still_one(tmp_path):
+    with pytest.raises(RuntimeError), RunFolder(tmp_path / "run", config="", provenance={}) as folder:
+        folder.add_round({"round": 1})
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise RuntimeError("library") from None
+    assert read_run(tmp_path / "run").status == {"state": "interrupted", "rounds_done": 1}

@@ -1,0 +1,143 @@
+"""Programs that child processes import: they stand in a module of their own."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fedtailor.core.engine import Job, Ragged
+from fedtailor.simulation.programs import Common
+
+
+class Row(NamedTuple):
+    """What these programs know of a client."""
+
+    client: torch.Tensor
+    train: Ragged
+    state: object
+
+
+class Picky(Exception):
+    """An exception that cannot be made from its arguments."""
+
+    def __init__(self, *, client):
+        super().__init__(f"client {client} is picky")
+
+
+def job(client, size=1, task=None, state=()):
+    """Return a job whose examples are numbered 1 to ``size``, of weight 1."""
+    examples = Ragged(torch.arange(1, size + 1), torch.ones(size))
+    return Job(client, task, Row(torch.tensor(client), examples, state), size)
+
+
+def data(x, y=None, shared=()):
+    """Return what is common, with these tables."""
+    words = torch.tensor(0), torch.tensor(1)
+    return Common(x, torch.arange(len(x)) if y is None else y, torch.empty(3, 0), *words, shared)
+
+
+def total(task, common, row):
+    """Return the client, and the sum of its examples times a common factor."""
+    value = (row.train.rows * row.train.weight).sum() * common["factor"]
+    return {"client": row.client, "sum": (value,), "state": row.state}
+
+
+def faulty(task, common, row):
+    if int(row.client) == 1:
+        raise ValueError("client 1")
+    if int(row.client) == 4:
+        raise Picky(client=4)
+    return total(task, common, row)
+
+
+def deadly(task, common, row):
+    if int(row.client) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return row.client
+
+
+def interrupted(task, common, row):
+    raise KeyboardInterrupt
+
+
+def unreadable(task, common, row):
+    return {"function": lambda: 0} if int(row.client) == 1 else row.client
+
+
+def look(task, common, row):
+    """Return what the process is like."""
+    print("this must not disturb the answers")
+    ignores = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return {
+        "process": os.getpid(),
+        "threads": torch.get_num_threads(),
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "ignores": ignores,
+        "grad": torch.is_grad_enabled(),
+    }
+
+
+def layouts(task, common, row):
+    """Return the layout of every tensor of the common part as it arrived, and the tensors themselves."""
+    return {name: (t.stride(), t.data_ptr() % 64, t) for name, t in common.items()}
+
+
+def tables(task, common, row):
+    """Return what a program sees of the data."""
+    x = common.x
+    return x.stride(), x.is_contiguous(memory_format=torch.channels_last), x[row.train.rows].clone(), common.y.clone()
+
+
+def classes(task, common, row):
+    """Return the number of classes, and which task of which process this is."""
+    return task.num_classes, os.getpid(), id(task)
+
+
+def meet(task, common, row):
+    """Wait until two clients have come."""
+    Path(common, str(int(row.client))).touch()
+    end = time.monotonic() + 60
+    while len(list(Path(common).iterdir())) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return row.client
+
+
+def slow(task, common, row):
+    """Note which process starts, and take a while."""
+    with open(common.shared, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    time.sleep(60)
+
+
+BASE = torch.arange(2 * 3 * 4 * 4, dtype=torch.float32).reshape(2, 3, 4, 4)
+TENSORS = {
+    "contiguous": BASE,
+    "channels_last": BASE.contiguous(memory_format=torch.channels_last),
+    "transposed": BASE[0, 0].t(),
+    "expanded": torch.tensor(3.0).expand(4, 5),
+    "with_gaps": BASE[:, 1, ::2],
+    "offset": torch.arange(20.0)[3:9],
+    "number": torch.tensor(7, dtype=torch.int64),
+    "one_by_one": torch.ones(1, 3, 1, 1).contiguous(memory_format=torch.channels_last),
+    "empty": torch.empty(0, 5),
+    "bytes": torch.arange(7, dtype=torch.uint8)[1:],
+    "truth": torch.tensor([True, False]),
+    "half": torch.ones(3, dtype=torch.bfloat16),
+    "complex": torch.view_as_complex(torch.ones(3, 2)).conj(),
+}
+
+
+def same(found, tensor):
+    """Check values and layout."""
+    assert torch.equal(found, tensor) and found.dtype == tensor.dtype
+    assert (found.shape, found.stride()) == (tensor.shape, tensor.resolve_conj().stride())
+    if tensor.numel():
+        assert found.data_ptr() % 64 == tensor.resolve_conj().data_ptr() % 64
+    assert found.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not tensor.numel()

@@ -1,0 +1,275 @@
+"""One broken client never spoils the others: its upload is left out, its state is rolled back, and it is named."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+import torch
+
+from fedtailor.algorithms.fedpac import FedPAC
+from fedtailor.algorithms.fedrep import FedRep
+from fedtailor.core import tree
+from fedtailor.core.errors import ClientError, RunError
+from fedtailor.core.message import Each, Mean
+from fedtailor.core.schedule import Protocol
+from fedtailor.core.task import Training
+from fedtailor.simulation.engines.batched import Batched
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.engines.workers import Workers
+from fedtailor.simulation.rounds import federate
+from fedtailor.testing.runs import assert_same_bits, run
+from worlds import Planned, federation, perceptron
+
+pytestmark = [
+    pytest.mark.usefixtures("float64"),
+    # programs that fail for one client branch on data, so they cannot be stacked
+    pytest.mark.filterwarnings("ignore:engine .batched. runs clients one by one:RuntimeWarning"),
+]
+
+TRAINING = Training(lr=0.1, epochs=1, batch_size=5)
+FAULTY, ROUND = 4, 2
+
+
+class Broken(RuntimeError):
+    """What a client's program raises."""
+
+
+def spoiled(update, fault, hit):
+    """Return a client's update with a fault where ``hit`` is true."""
+
+    def where(value, leaf):
+        return torch.where(hit, torch.full_like(leaf, value), leaf)
+
+    field = next(iter(update.upload))
+    entry = update.upload[field]
+    if fault == "nan upload":
+        changed = entry._replace(value=tree.map(lambda leaf: where(float("nan"), leaf), entry.value))
+    elif fault == "negative weight":
+        changed = entry._replace(weight=where(-1.0, entry.weight))
+    elif fault == "nan state":
+        state = tree.map(lambda leaf: where(float("nan"), leaf) if leaf.is_floating_point() else leaf, update.state)
+        return update._replace(state=state)
+    elif fault == "raise" and bool(hit):
+        raise Broken("no luck")
+    elif fault == "field" and bool(hit):
+        return update._replace(upload={})
+    elif fault == "kind" and bool(hit):
+        changed = Each(entry.value)
+    elif fault == "shape" and bool(hit):
+        changed = Mean(tree.map(lambda leaf: leaf[None], entry.value), entry.weight)
+    else:
+        return update
+    return update._replace(upload={**update.upload, field: changed})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultyRep(FedRep):
+    fault: Literal["nan upload", "negative weight", "nan state", "raise", "field", "kind", "shape"] = "raise"
+
+    def local_update(self, task, download, state, data, key):
+        update = super().local_update(task, download, state, data, key)
+        return spoiled(update, self.fault, (key.client == FAULTY) & (key.round == ROUND))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultyPAC(FedPAC):
+    fault: Literal["nan upload", "raise"] = "nan upload"
+
+    def local_update(self, task, download, state, data, key):
+        update = super().local_update(task, download, state, data, key)
+        return spoiled(update, self.fault, (key.client == FAULTY) & (key.round == ROUND))
+
+
+CASES = {
+    "nan upload": (FaultyRep, FedRep, "field 'body': values that are not finite hidden.weight"),
+    "negative weight": (FaultyRep, FedRep, "field 'body': weight is negative or not finite"),
+    "nan state": (FaultyRep, FedRep, "client state: values that are not finite"),
+    "raise": (FaultyRep, FedRep, "Broken: no luck"),
+    "field": (FaultyRep, FedRep, "fields [] instead of ['body']"),
+    "kind": (FaultyRep, FedRep, "field 'body': sent as Each, declared as mean"),
+    "shape": (FaultyRep, FedRep, "field 'body': shape (1, 5, 4) instead of (5, 4) hidden.weight"),
+}
+
+
+@pytest.fixture
+def world(float64):
+    return federation(perceptron())
+
+
+def without_faulty():
+    return Planned(cohorts={ROUND: [0, 1, 2, 3, 5, 6]})
+
+
+def numbers(record):
+    """Return every client's outputs, but for what the faulty client trained in the faulty round."""
+    return {
+        f"{round} {name} {client}": output
+        for round, name, client, output in record.outputs
+        if (round, name, client) != (ROUND, "train", FAULTY)
+    }
+
+
+@pytest.mark.parametrize("engine", [Reference(), Workers(2)], ids=lambda engine: engine.name)
+@pytest.mark.parametrize("fault", CASES)
+def test_the_result_is_that_of_the_cohort_without_the_client(world, fault, engine):
+    faulty, sound, reason = CASES[fault]
+    broken = run(faulty(training=TRAINING, fault=fault), engine, world, rounds=3)
+    absent = run(sound(training=TRAINING), engine, world, rounds=3, participation=without_faulty())
+    assert_same_bits(numbers(broken), numbers(absent))
+    event = {"kind": "quarantine", "round": ROUND, "client": FAULTY, "reason": reason}
+    assert [report.events for report in broken.reports][1:] == [[event], []]
+    one, two = broken.reports[1], absent.reports[1]
+    assert FAULTY in one.cohort and FAULTY not in two.cohort
+    assert (one.bytes_up, one.steps, one.metrics) == (two.bytes_up, two.steps, two.metrics)
+    assert [e.ids for e in one.evaluations] == [e.ids for e in two.evaluations]
+
+
+@pytest.mark.parametrize("engine", [Reference(), Workers(2)], ids=lambda engine: engine.name)
+def test_rows_at_the_server_are_kept(world, engine):
+    broken = run(FaultyPAC(training=TRAINING), engine, world, rounds=3)
+    absent = run(FedPAC(training=TRAINING), engine, world, rounds=3, participation=without_faulty())
+    assert_same_bits(numbers(broken), numbers(absent))
+
+
+@pytest.mark.parametrize("fault", ["nan upload", "raise", "shape"])
+def test_stacked_clients_are_not_spoiled(world, fault):
+    """The whole stack fails if one client's program raises; then only that client may be lost."""
+    faulty, _, reason = CASES[fault]
+    expected = run(faulty(training=TRAINING, fault=fault), Reference(), world, rounds=3)
+    found = run(faulty(training=TRAINING, fault=fault), Batched(3), world, rounds=3)
+    event = {"kind": "quarantine", "round": ROUND, "client": FAULTY, "reason": reason}
+    assert found.reports[1].events == expected.reports[1].events == [event]
+    for client, personal in expected.reports[-1].personal.items():
+        for path, leaf in tree.paths(personal).items():
+            assert torch.allclose(leaf, tree.paths(found.reports[-1].personal[client])[path], rtol=0, atol=1e-12)
+
+
+NONSENSE = {
+    "nothing": lambda update: None,
+    "no state": lambda update: update._replace(state=None),
+    "no upload": lambda update: update._replace(upload=None),
+    "a metric per class": lambda update: update._replace(metrics={"loss": torch.zeros(3)}),
+    "a metric that is no number": lambda update: update._replace(metrics={"loss": "low"}),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nonsense(FedRep):
+    kind: Literal["nothing", "no state", "no upload", "a metric per class", "a metric that is no number"]
+
+    def local_update(self, task, download, state, data, key):
+        update = super().local_update(task, download, state, data, key)
+        return NONSENSE[self.kind](update) if bool((key.client == FAULTY) & (key.round == ROUND)) else update
+
+
+@pytest.mark.parametrize("kind", NONSENSE)
+def test_whatever_a_client_returns_only_that_client_is_lost(world, kind):
+    broken = run(Nonsense(training=TRAINING, kind=kind), Reference(), world, rounds=3)
+    absent = run(FedRep(training=TRAINING), Reference(), world, rounds=3, participation=without_faulty())
+    events = broken.reports[1].events
+    assert [(event["kind"], event["client"]) for event in events] == [("quarantine", FAULTY)] and events[0]["reason"]
+    for client, personal in absent.reports[-1].personal.items():
+        assert_same_bits(broken.reports[-1].personal[client], personal)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllFail(FedRep):
+    fault: Literal["nan upload", "raise"] = "raise"
+
+    def local_update(self, task, download, state, data, key):
+        update = super().local_update(task, download, state, data, key)
+        return spoiled(update, self.fault, key.round == ROUND)
+
+
+@pytest.mark.parametrize("engine", [Reference(), Workers(2), Batched(3)], ids=lambda engine: engine.name)
+def test_all_failing_ends_the_run(world, engine):
+    rounds = federate(AllFail(training=TRAINING), world, engine, Protocol(rounds=3), seed=1)
+    next(rounds)
+    with pytest.raises(ClientError, match="client 0, local_update, round 2: every client failed") as caught:
+        next(rounds)
+    error = caught.value
+    assert "Broken: no luck" in error.message
+    assert (error.round, error.client, error.stage, error.exit_code) == (2, 0, "local_update", 5)
+    assert isinstance(error.__cause__, Broken)
+
+
+def test_a_round_of_bad_uploads_leaves_everything_as_it_was(world):
+    broken = run(AllFail(training=TRAINING, fault="nan upload"), Reference(), world)
+    assert [event["client"] for event in broken.reports[1].events] == [0, 1, 2, 3, 4, 6]
+    before, after = ({c: broken.of("personalize")[r, c][0] for c in world.known} for r in (1, 2))
+    assert_same_bits({str(c): p for c, p in before.items()}, {str(c): p for c, p in after.items()})
+    onboarding = 10 * 2  # epochs of the head of the new client with 7 examples
+    assert (broken.reports[1].bytes_up, broken.reports[1].steps) == (0, onboarding)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivergesForGood(FedRep):
+    until: int = 99
+
+    def local_update(self, task, download, state, data, key):
+        update = super().local_update(task, download, state, data, key)
+        return spoiled(update, "nan upload", (key.round >= ROUND) & (key.round <= self.until))
+
+
+def test_a_run_that_fails_for_everybody_from_some_round_on_stops(world):
+    """Three rounds on end at least, until every client was in one of them."""
+    for cohorts, last in [({}, 4), ({2: [0, 1], 3: [0, 1], 4: [2], 5: [3, 4], 6: [6]}, 6)]:
+        protocol = Protocol(rounds=7, participation=Planned(cohorts=cohorts))
+        with pytest.raises(RunError, match=f"round {last}: the work of none of the 6 clients can be used; client"):
+            list(federate(DivergesForGood(training=TRAINING), world, Reference(), protocol, seed=1))
+
+
+def test_a_run_stops_after_twenty_rounds_in_vain_whoever_was_drawn(world):
+    protocol = Protocol(rounds=40, participation=Planned(cohorts={round: [0] for round in range(1, 40)}))
+    rounds = federate(DivergesForGood(training=TRAINING), world, Reference(), protocol, seed=1)
+    with pytest.raises(RunError, match="round 21: the work of none of the 1 clients can be used; client 0"):
+        list(rounds)
+
+
+def test_a_run_goes_on_after_two_rounds_that_failed_for_everybody(world):
+    rounds = federate(DivergesForGood(training=TRAINING, until=3), world, Reference(), Protocol(rounds=5), seed=1)
+    assert [len(report.trained) for report in rounds] == [6, 0, 0, 6, 6]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailsLater(FedRep):
+    all: bool = False
+
+    def personalize(self, task, download, state, data, key):
+        if self.all or bool(key.client == FAULTY):
+            raise Broken("no luck")
+        return super().personalize(task, download, state, data, key)
+
+
+@pytest.mark.parametrize("engine", [Reference(), Workers(2), Batched(3)], ids=lambda engine: engine.name)
+def test_a_client_that_fails_in_evaluation_is_left_out_and_named(world, engine):
+    report = run(FailsLater(training=TRAINING), engine, world, rounds=1).reports[0]
+    personalized = next(e for e in report.evaluations if (e.point, e.clients) == ("personalized", "known"))
+    assert personalized.ids == [0, 1, 2, 3, 5, 6] and len(personalized.scores) == 6
+    assert sorted(report.personal) == [0, 1, 2, 3, 5, 6, 7, 8]
+    event = {"kind": "failed", "round": 1, "client": FAULTY, "reason": "personalize: Broken: no luck"}
+    assert report.events[1:] == [event]
+
+
+def test_an_evaluation_that_fails_for_all_ends_the_run(world):
+    with pytest.raises(ClientError, match="client 0, personalize, round 1: every client failed") as caught:
+        run(FailsLater(training=TRAINING, all=True), Reference(), world, rounds=1)
+    assert isinstance(caught.value.__cause__, Broken) and caught.value.stage == "personalize"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diverges(FedRep):
+    def personalize(self, task, download, state, data, key):
+        tuned = super().personalize(task, download, state, data, key)
+        model = {name: torch.where(key.client == FAULTY, float("nan"), value) for name, value in tuned.model.items()}
+        return tuned._replace(model=model)
+
+
+@pytest.mark.parametrize("engine", [Reference(), Batched(3)], ids=lambda engine: engine.name)
+def test_a_model_that_is_not_finite_is_scored_named_and_not_kept(world, engine):
+    report = run(Diverges(training=TRAINING), engine, world, rounds=1).reports[0]
+    personalized = next(e for e in report.evaluations if (e.point, e.clients) == ("personalized", "known"))
+    assert personalized.ids == list(range(7)) and personalized.scores[FAULTY].class_correct.sum() == 0
+    assert sorted(report.personal) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert [(e["kind"], e["client"]) for e in report.events] == [("skipped", 5), ("failed", FAULTY)]
+    assert "not finite" in report.events[1]["reason"]

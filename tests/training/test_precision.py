@@ -1,0 +1,83 @@
+"""Training in bfloat16: an option that changes steps and nothing else."""
+
+import pytest
+import torch
+
+from fedtailor.algorithms import TABLE, load_algorithm
+from fedtailor.core import tree
+from fedtailor.core.errors import ConfigError
+from fedtailor.core.rng import new_key
+from fedtailor.core.task import LossOutput, Training
+from fedtailor.simulation.engines.batched import Batched
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.testing.runs import run
+from fedtailor.training import blocks as local
+from worlds import convolutional, federation, module, perceptron
+
+
+def models(name, precision, engine, task=perceptron):
+    training = Training(lr=0.1, epochs=2, batch_size=5, precision=precision)
+    record = run(load_algorithm(name)(training=training), engine, federation(task()), rounds=1)
+    assert [event["kind"] for report in record.reports for event in report.events] == ["skipped"]
+    return record.reports[-1].personal
+
+
+@pytest.mark.parametrize("engine", [Reference(), Batched(3)], ids=lambda engine: engine.name)
+@pytest.mark.parametrize("name", TABLE)
+def test_every_algorithm_trains_in_it_and_keeps_its_numbers_as_they_were(name, engine):
+    full, rough = (models(name, precision, engine) for precision in ("full", "bfloat16"))
+    differs = False
+    for client, model in full.items():
+        one, other = tree.paths(model), tree.paths(rough[client])
+        assert [leaf.dtype for leaf in one.values()] == [leaf.dtype for leaf in other.values()]
+        for path, leaf in one.items():
+            assert torch.isfinite(other[path]).all()
+            differs |= not torch.equal(leaf, other[path])
+            if path.endswith(("weight", "bias")) and name != "fedcr":  # whose products of experts amplify
+                assert torch.allclose(leaf, other[path], rtol=0.1, atol=0.1), path
+    assert differs
+
+
+@pytest.mark.parametrize("task", [convolutional, module])
+@pytest.mark.parametrize("name", ["fedavg", "pfedfda", "fedcr"])
+def test_convolutions_and_modules_train_in_it(name, task):
+    for model in models(name, "bfloat16", Reference(), task).values():
+        assert all(leaf.dtype != torch.bfloat16 and torch.isfinite(leaf).all() for leaf in tree.leaves(model))
+
+
+def test_only_training_steps_run_in_it(monkeypatch):
+    """Steps see bfloat16 features, evaluation and passes over the data do not; what is collected is no bfloat16."""
+    seen = []
+
+    def watch(task, params, x):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return original(task, params, x)
+
+    original = local.predict_features
+    monkeypatch.setattr(local, "predict_features", watch)
+    models("fedavg", "bfloat16", Reference())
+    assert seen and not any(seen)
+    world, training = federation(perceptron()), Training(epochs=1, batch_size=5, precision="bfloat16")
+    start = world.common_task.model.init(new_key(0))
+    trained = local.train(
+        world.common_task,
+        features_loss,
+        start,
+        data=world.data(4).train,
+        key=new_key(0),
+        training=training,
+        collect="last",
+    )
+    assert trained.aux.dtype == torch.float32
+
+
+def features_loss(task, params, context, batch, key):
+    """Return the loss of plain training, and features to collect: of a product, so in bfloat16."""
+    z, buffers = task.model.features(params, batch.x, weight=batch.weight, key=key, training=True)
+    assert task.model.head(params, z).dtype == torch.bfloat16
+    return LossOutput(local.cross_entropy(task.model.head(params, z), batch.y, batch.weight), buffers, z)
+
+
+def test_other_precisions_are_refused():
+    with pytest.raises(ConfigError, match=r"training\.precision must be one of 'full', 'bfloat16'"):
+        Training(precision="float16")
