@@ -166,7 +166,7 @@ def table(world: str) -> str:
 
 def line_of(record: dict[str, Any]) -> list[str]:
     """Return the cells of a record: accuracies in percent, over the 100 clients, of one seed."""
-    point = load_algorithm(record["config"]["algorithm"]["name"]).headline
+    point = load_algorithm(record["config"]["algorithm"]["name"]).primary_evaluation
     scores = {name: metrics["accuracy"] for name, metrics in record["metrics"].items()}
     cells = [record["variant"], point]
     cells += [f"{100 * scores[point][figure]:.1f}" for figure in ("mean", "pooled", "worst10")]

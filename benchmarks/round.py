@@ -40,7 +40,7 @@ from fedtailor.experiment.provenance import machine, versions
 from fedtailor.models import MODELS, build_model
 from fedtailor.simulation.engines import EngineOptions, build_engine
 from fedtailor.simulation.engines.reference import run_job
-from fedtailor.simulation.programs import Common, make_row, personalize_program, train_program
+from fedtailor.simulation.programs import SharedInputs, client_inputs, personalize_program, train_program
 from fedtailor.simulation.rounds import federate
 from fedtailor.training import blocks as local
 
@@ -137,7 +137,10 @@ def shares(name: str, algorithm: Any, world: Federation) -> dict[str, dict[str, 
 def _one_client(algorithm: Any, world: Federation, clock: Clock) -> dict[str, dict[str, float]]:
     key, info = new_key(0), world.info(0)
     server = algorithm.init_server(world.common_task, key)
-    state, own = algorithm.init_client(world.common_task, info, key), algorithm.init_own(world.common_task, info, key)
+    state, own = (
+        algorithm.init_client(world.common_task, info, key),
+        algorithm.init_per_client(world.common_task, info, key),
+    )
     found = {}
     programs = {
         "train": partial(train_program, algorithm=algorithm, evaluate=False),
@@ -145,11 +148,11 @@ def _one_client(algorithm: Any, world: Federation, clock: Clock) -> dict[str, di
     }
     for what, program in programs.items():
         shared = algorithm.broadcast(server, Cohort(torch.arange(CLIENTS), CLIENTS, 1, 2))
-        common = Common(world.x, world.y, world.scale, torch.tensor(0), torch.tensor(1), shared)
+        common = SharedInputs(world.x, world.y, world.scale, torch.tensor(0), torch.tensor(1), shared)
         for _ in range(3):  # the first run warms up; in the second, small steps are recorded
             clock.seconds.clear()
             clock.last = time.perf_counter()
-            job = Job(0, world.common_task, make_row(world, 0, state, own), len(world.splits[0].train))
+            job = Job(0, world.common_task, client_inputs(world, 0, state, own), len(world.splits[0].train))
             output = run_job(program, common, job)
             clock._switch()
         assert not isinstance(output, Failure), output

@@ -120,7 +120,7 @@ def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Cal
     from fedtailor.core.federation import Federation, Split
     from fedtailor.core.task import Task, Training
     from fedtailor.models import build_model
-    from fedtailor.simulation.programs import Common, make_row, train_program
+    from fedtailor.simulation.programs import SharedInputs, client_inputs, train_program
 
     training = Training(
         lr=LR, momentum=MOMENTUM, weight_decay=DECAY, epochs=setting["epochs"], batch_size=setting["batch"]
@@ -131,11 +131,11 @@ def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Cal
     rows = [torch.arange(client * EXAMPLES, (client + 1) * EXAMPLES) for client in range(CLIENTS)]
     federation = Federation(data[0], data[1], [Split(row, none, none) for row in rows], task)
     server = algorithm.init_server(task, rng.new_key(0))
-    common = Common(*data, federation.scale, torch.tensor(0), torch.tensor(1), server)
+    common = SharedInputs(*data, federation.scale, torch.tensor(0), torch.tensor(1), server)
     program = partial(train_program, algorithm=algorithm, evaluate=False)
 
     def block() -> int:
-        jobs = [Job(client, task, make_row(federation, client, (), ()), EXAMPLES) for client in range(CLIENTS)]
+        jobs = [Job(client, task, client_inputs(federation, client, (), ()), EXAMPLES) for client in range(CLIENTS)]
         return int(sum(output[2]["steps"] for output in engine.map(program, common, jobs)))
 
     return block

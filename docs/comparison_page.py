@@ -69,7 +69,8 @@ def exceptions() -> str:
     found = [
         f"{name} ({value:.1f})"
         for name in sorted([*learning.TABLE, *learning.VARIANTS])
-        if learning.load_algorithm(learning.VARIANTS.get(name, {}).get("name", name)).headline == "personalized"
+        if learning.load_algorithm(learning.VARIANTS.get(name, {}).get("name", name)).primary_evaluation
+        == "personalized"
         and (value := accuracies(name)["personalized"]) <= base
     ]
     above = f"* **Personal models beat FedAvg's global model ({base:.1f})** with every method that has them but"

@@ -272,7 +272,7 @@ class RowsForNobody(FedAvg):
     def messages(self, task):
         return {**super().messages(task), "own": Field(kind="statistics", shapes=(2,), reduction="none")}
 
-    def init_own(self, task, info, key):
+    def init_per_client(self, task, info, key):
         return torch.zeros(2)
 
     def aggregate(self, server, received, cohort):
@@ -397,7 +397,7 @@ MUTANTS = {
     NotSentDown: ["messages declares that clients receive a value of shape ()", "broadcast sends none"],
     SameSeed: ["the same personal model from another seed"],
     NoBuffers: ["Field 'model' of messages", "statistics of batch normalization", "running_mean"],
-    RowsForNobody: ["A row of Download.own changes its structure: '.' is (2,)", "and (7, 2)"],
+    RowsForNobody: ["A row of Download.per_client changes its structure: '.' is (2,)", "and (7, 2)"],
     BadDefault: ["BadDefault cannot be built: BadDefault.share must be >= 0 and <= 1, got 2.0."],
     Undecorated: ["lacks the decorator @dataclass(frozen=True, kw_only=True)"],
     Unfinished: ["lacks local_update, personalize"],

@@ -112,7 +112,7 @@ def test_records_of_a_run(folder, capsys):
     ]
     assert all(0 <= record["accuracy"] <= 1 and record["num_test"] > 0 for record in scored)
     assert result["new_clients"]["personalized"]["clients"] == {"evaluated": 1.0, "skipped": 0.0}
-    assert run.model(3)[1]["took_part"] is False and run.model(0)[1]["took_part"] is True
+    assert run.model(3)[1]["participated"] is False and run.model(0)[1]["participated"] is True
     assert run.provenance["split_sha256"] == run.split["split_sha256"]
     assert run.provenance["data"]["subset"] is False
     with open("one/experiment.toml", "rb") as file:
@@ -216,7 +216,7 @@ def test_clients_left_out_are_not_passed_over_in_silence(folder, capsys, one_cli
     assert lines[-1] == "warning: uploads left out: 3, failures: 0; events.jsonl says why, in one"
     run = fedtailor.read_run("one")
     assert run.result["events"] == {"quarantine": 3, "failed": 0, "skipped": 0}
-    assert [run.model(client)[1]["took_part"] for client in range(4)] == [True, False, True, True]
+    assert [run.model(client)[1]["participated"] for client in range(4)] == [True, False, True, True]
     code, out, _ = outcome([*command, "--seeds", "0,1", "--json", "--out", "two"], capsys)
     assert json.loads(out)["events"] == {"quarantine": 6, "failed": 0, "skipped": 0}
     assert "rounds_done" not in fedtailor.read_run("two").status
@@ -227,10 +227,10 @@ def test_who_took_part_is_who_trained(folder):
     assert main([*few, "--rounds", "1", "-a", "fedavg", "--out", "one"]) == 0
     run = fedtailor.read_run("one")
     drawn = run.rounds[0]["cohort"]
-    assert [client for client in range(4) if run.model(client)[1]["took_part"]] == drawn and len(drawn) == 1
+    assert [client for client in range(4) if run.model(client)[1]["participated"]] == drawn and len(drawn) == 1
     assert main([*few, "--rounds", "1", "-a", "local", "--out", "two"]) == 0
     run = fedtailor.read_run("two")
-    assert all(run.model(client)[1]["took_part"] for client in range(4)), "all train, whoever is drawn"
+    assert all(run.model(client)[1]["participated"] for client in range(4)), "all train, whoever is drawn"
 
 
 def test_the_table_counts_the_clients_that_were_scored(capsys):

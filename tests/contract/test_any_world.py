@@ -77,7 +77,7 @@ def test_any_world(algorithm, data):
     world = federation(perceptron(), data.draw(sizes), data.draw(st.lists(st.sampled_from([0, 1, 5]), max_size=2)))
     engine = Padded(Batched(data.draw(st.sampled_from([1, 2, 32]))))
     plan, seed = data.draw(plans), data.draw(st.integers(0, 9))
-    train = data.draw(st.sampled_from(["auto", "cohort"] if one.must_upload else ["auto", "all", "cohort"]))
+    train = data.draw(st.sampled_from(["auto", "cohort"] if one.requires_upload else ["auto", "all", "cohort"]))
     runs = [run(one, how, world, participation=plan, seed=seed, train=train) for how in (Reference(), engine)]
     assert_close_runs(*runs, tolerance=1e-11)
     assert [report.events for report in runs[0].reports] == [report.events for report in runs[1].reports]

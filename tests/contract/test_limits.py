@@ -12,7 +12,7 @@ from fedtailor.core.federation import UNSCALED
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.reference import Reference
-from fedtailor.simulation.programs import Common, client_key, make_row
+from fedtailor.simulation.programs import SharedInputs, client_inputs, client_key
 from fedtailor.testing.runs import assert_same_bits, run, scores_of
 from plain_torch import fit, module_of, params_of, planned
 from worlds import federation, perceptron
@@ -38,8 +38,8 @@ def torch_rounds(world, training, *, seed=3):
     params = world.common_task.model.init(new_key(seed).common("model"))
     x, y = (table[world.splits[0].train] for table in (world.x, world.y))
     for round in range(1, ROUNDS + 1):
-        words = Common(x, y, UNSCALED, torch.tensor(seed), torch.tensor(round), ())
-        key = client_key(words, make_row(world, 0, (), ()), "train")
+        words = SharedInputs(x, y, UNSCALED, torch.tensor(seed), torch.tensor(round), ())
+        key = client_key(words, client_inputs(world, 0, (), ()), "train")
         module = module_of(params)
         fit(module, x, y, planned(len(x), key, training), training)
         params = params_of(module)

@@ -85,7 +85,7 @@ def test_downloads_are_those_declared(algorithm, model):
         fields = [field for field in one.messages(task).values() if field.down]
         sent = (
             one.broadcast(one.init_server(task, key), Cohort(torch.arange(3), 7, 1, 2)),
-            one.init_own(task, info, key),
+            one.init_per_client(task, info, key),
         )
         declared = [shape for field in fields for shape in field.leaf_shapes().values()]
         assert sorted(tuple(leaf.shape) for leaf in tree.leaves(sent)) == sorted(declared)
@@ -103,7 +103,7 @@ def test_steps_of_new_clients_count_what_onboarding_says(algorithm, model="modul
     for evaluation in last.evaluations:
         if evaluation.point == "personalized":
             sums[evaluation.clients] = sum(evaluation.diagnostics.get("steps", {}).values())
-            assert evaluation.adaptation == one.treatment(new=evaluation.clients == "new")
+            assert evaluation.adaptation == one.adaptation_summary(new=evaluation.clients == "new")
     assert last.steps == sum(last.metrics["steps"].values()) + sums["known"] + sums["new"]
 
 
@@ -116,7 +116,7 @@ def test_structures_are_stable_over_rounds(algorithm, model):
     initial = {
         "server": one.init_server(task, key),
         "state": one.init_client(task, info, key),
-        "own": one.init_own(task, info, key),
+        "own": one.init_per_client(task, info, key),
         "personal": seen["personal"][0],
     }
     assert all(seen.values())

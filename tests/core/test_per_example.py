@@ -8,7 +8,7 @@ import torch
 
 import fedtailor
 from fedtailor.cli.main import main
-from fedtailor.core.engine import Job, Ragged
+from fedtailor.core.engine import ExampleIndices, Job
 from fedtailor.core.per_example import PerExample, cut, holds_examples, present_first
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
@@ -48,8 +48,8 @@ def test_other_things_pass_through():
 class Row(NamedTuple):
     """What a program of the test reads."""
 
-    train: Ragged
-    test: Ragged
+    train: ExampleIndices
+    test: ExampleIndices
 
 
 def remember(task, common, row):
@@ -74,7 +74,7 @@ class Task(NamedTuple):
 def test_engines_return_the_rows_of_a_client(engine, wrap):
     table, task = Common(torch.arange(20)), Task(object())
     parts = [torch.tensor(rows, dtype=torch.int64) for rows in ([3, 1, 4], [], [9], [5, 2, 6, 8, 7])]
-    ragged = [Ragged(rows, torch.ones(len(rows))) for rows in parts]
+    ragged = [ExampleIndices(rows, torch.ones(len(rows))) for rows in parts]
     jobs = [Job(client, task, Row(part, part), len(part.rows)) for client, part in enumerate(ragged)]
     for rows, (value, total) in zip(parts, wrap(engine).map(remember, table, jobs), strict=True):
         assert value.value["rows"].tolist() == rows.tolist() and float(total) == len(rows)

@@ -133,4 +133,7 @@ def test_ten_letters_need_one_of_them(tmp_path: Path, write: Write) -> None:
 
 def test_every_entry_of_the_table_has_its_function() -> None:
     targets = {entry.target for name, entry in DATASETS.items() if name.startswith("emnist")}
-    assert all(callable(getattr(emnist, target.removeprefix("datasets.emnist:"))) for target in targets) and len(targets) == 7
+    assert (
+        all(callable(getattr(emnist, target.removeprefix("datasets.emnist:"))) for target in targets)
+        and len(targets) == 7
+    )

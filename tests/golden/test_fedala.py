@@ -93,7 +93,7 @@ def test_the_sample_differs_by_round_and_client(recorder):
 
 def test_the_defaults_are_those_of_the_paper():
     one = FedALA()
-    assert (one.layers, one.weight_lr, one.sample_share, one.headline) == (1, 1.0, 0.8, "personalized")
+    assert (one.layers, one.weight_lr, one.sample_share, one.primary_evaluation) == (1, 1.0, 0.8, "personalized")
 
 
 def test_lower_layers_are_those_of_the_received_model(recorder):

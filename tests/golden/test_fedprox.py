@@ -130,7 +130,7 @@ def test_a_new_client_predicts_with_the_global_model(recorder):
     visit = recorder.visit(2, "personalize", 2)
     assert visit.plans == []
     harness.assert_close(visit.output[0], harness.arrays(recorder.visit(2, "score", 0).shared))
-    assert recorder.reports[-1].evaluations[-1].adaptation == "none" and FedProx.headline == "global"
+    assert recorder.reports[-1].evaluations[-1].adaptation == "none" and FedProx.primary_evaluation == "global"
 
 
 def test_a_negative_penalty_is_refused():

@@ -244,7 +244,7 @@ def test_a_client_without_examples_changes_nothing():
 
 def test_says_what_it_is():
     assert (IFCA().adaptation, IFCA(clusters=1).adaptation) == ("choice among 2 models", "none")
-    assert IFCA.headline == "personalized"
+    assert IFCA.primary_evaluation == "personalized"
     world = harness.federation(LABELS)
     assert IFCA().global_model(world.common_task, IFCA().init_server(world.common_task, new_key(0))) is None
     with pytest.raises(ConfigError, match=r"IFCA.clusters must be >= 1, got 0"):

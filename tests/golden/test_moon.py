@@ -108,7 +108,7 @@ def test_three_rounds(recorder, training, options):
 
 
 def test_the_defaults_are_those_of_the_paper():
-    assert (Moon().penalty, Moon().temperature, Moon.headline) == (1.0, 0.5, "global")
+    assert (Moon().penalty, Moon().temperature, Moon.primary_evaluation) == (1.0, 0.5, "global")
 
 
 def test_a_client_remembers_its_own_last_round(recorder):

@@ -285,5 +285,5 @@ def test_wrong_options_are_refused(options):
 
 
 def test_says_how_it_adapts():
-    assert PerFedAvg().adaptation == "1 epoch of all layers" and PerFedAvg.headline == "personalized"
+    assert PerFedAvg().adaptation == "1 epoch of all layers" and PerFedAvg.primary_evaluation == "personalized"
     assert PerFedAvg(adapt_steps=2).adaptation == "2 steps of all layers"

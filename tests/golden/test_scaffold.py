@@ -167,7 +167,7 @@ def test_a_new_client_predicts_with_the_global_model(recorder):
     world = harness.federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
     recorder.run(Scaffold(training=PLAIN), world)
     visit = recorder.visit(2, "personalize", 2)
-    assert visit.plans == [] and Scaffold.headline == "global"
+    assert visit.plans == [] and Scaffold.primary_evaluation == "global"
     harness.assert_close(visit.output[0], harness.arrays(recorder.visit(2, "score", 0).shared))
 
 

@@ -52,7 +52,7 @@ algorithm = {name = "fedavg"}
 training = {epochs = 2}
 
 [methods.tuned]
-label = "Tuned"
+label = "FineTuned"
 point = "personalized"
 algorithm = {name = "fedavg_ft"}
 

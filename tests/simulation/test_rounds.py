@@ -26,7 +26,7 @@ from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.report import Evaluation
 from fedtailor.simulation.rounds import federate
-from fedtailor.testing.runs import Recording, assert_same_bits, assert_same_runs, run
+from fedtailor.testing.runs import RecordingEngine, assert_same_bits, assert_same_runs, run
 from worlds import SIZES, Planned, federation, module, perceptron
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -261,7 +261,7 @@ def test_steps_count_the_personalization_after_the_last_round(world):
 
 
 def test_rounds_come_one_by_one(world):
-    recording = Recording(Reference())
+    recording = RecordingEngine(Reference())
     rounds = federate(FedAvg(training=TRAINING), world, recording, Protocol(rounds=3), seed=1)
     assert recording.record.outputs == []
     next(rounds)
@@ -269,7 +269,7 @@ def test_rounds_come_one_by_one(world):
 
 
 def test_impossible_participation_is_refused_before_anything_runs(world):
-    recording = Recording(Reference())
+    recording = RecordingEngine(Reference())
     protocol = Protocol(rounds=3, participation=Participation(plan="fixed", count=8))
     with pytest.raises(ConfigError, match="asks for 8 clients a round, there are 7"):
         next(federate(FedAvg(), world, recording, protocol, seed=1))

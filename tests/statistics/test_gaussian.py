@@ -155,7 +155,7 @@ def test_classes_with_few_rows_take_the_fallback():
     moments = gaussian.class_moments(z, torch.tensor([0, 0, 0, 1, 1, 3]), ones(z), CLASSES)
     fallback = torch.full((CLASSES, D), 7.0)
     for least, replaced in ((1, [2]), (3, [1, 2, 3])):
-        means = gaussian.known_means(moments, fallback, least)
+        means = gaussian.fill_missing_means(moments, fallback, least)
         kept = [c for c in range(CLASSES) if c not in replaced]
         assert (means[replaced] == 7.0).all() and torch.equal(means[kept], moments.means[kept])
 
@@ -209,7 +209,7 @@ def test_constant_features_stay_finite():
 def client_program(z, y, weight, shared):
     """Do everything a client does with these functions."""
     moments = gaussian.class_moments(z, y, weight, CLASSES)
-    means = gaussian.known_means(moments, shared)
+    means = gaussian.fill_missing_means(moments, shared)
     raw = gaussian.covariance(moments.scatter, moments.counts.sum(), ridge=1e-3, offset=-0.2)
     covariance = gaussian.nearest_pd(raw)
     half = torch.tensor(0.5, dtype=torch.float64)

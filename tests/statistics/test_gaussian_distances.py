@@ -94,7 +94,7 @@ def test_surprise_is_the_mean_negative_log_likelihood(shrinkage):
     matrix = gaussian.shrink(covariance, shrinkage).numpy()
     logs = [multivariate_normal(means[c].numpy(), matrix).logpdf(row.numpy()) for row, c in zip(z, y, strict=True)]
     expected = -np.average(logs, weights=weight.numpy())
-    assert float(gaussian.mean_surprise(z, y, weight, means, covariance, shrinkage)) == pytest.approx(
+    assert float(gaussian.mean_negative_log_likelihood(z, y, weight, means, covariance, shrinkage)) == pytest.approx(
         expected, rel=1e-11
     )
 
@@ -102,9 +102,12 @@ def test_surprise_is_the_mean_negative_log_likelihood(shrinkage):
 def test_surprise_where_it_is_not_defined():
     z, y, means, covariance = world()
     ones, zeros = torch.ones(len(y)), torch.zeros(len(y))
-    assert gaussian.mean_surprise(z, y, zeros, means, covariance) == 0
-    assert gaussian.mean_surprise(z, y, ones, means, torch.diag(torch.tensor([1.0, 1, 1, 1, 1, 0]))) == torch.inf
-    assert gaussian.mean_surprise(z, y, ones, means, torch.full((D, D), torch.nan)).isnan()
+    assert gaussian.mean_negative_log_likelihood(z, y, zeros, means, covariance) == 0
+    assert (
+        gaussian.mean_negative_log_likelihood(z, y, ones, means, torch.diag(torch.tensor([1.0, 1, 1, 1, 1, 0])))
+        == torch.inf
+    )
+    assert gaussian.mean_negative_log_likelihood(z, y, ones, means, torch.full((D, D), torch.nan)).isnan()
 
 
 @pytest.mark.parametrize("name", ["pfedfda", "fedlda"])
@@ -114,5 +117,5 @@ def test_strange_inputs_are_unfamiliar_to_a_trained_model(name, float64):
     *_, report = federate(algorithm, federation, Reference(), Protocol(rounds=3), seed=1)
     task, x = federation.common_task, federation.x[federation.splits[6].test]
     personal = report.personal[6]
-    near, far = (algorithm.unfamiliarity(task, personal, inputs) for inputs in (x, x + 30.0))
+    near, far = (algorithm.ood_score(task, personal, inputs) for inputs in (x, x + 30.0))
     assert near.shape == (len(x),) and far.min() > near.max()

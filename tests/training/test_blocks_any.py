@@ -49,7 +49,7 @@ def test_any_phase_on_part_of_the_data_and_another_on_what_it_collected(lanes, t
             task, noisy_loss, params, context=torch.tensor(0.3), data=data, key=key, training=training,
             epochs=epochs if own_epochs else None, collect=collect,
         )  # fmt: skip
-        table = first.collected()
+        table = first.collected_examples()
         head = train(
             task, head_loss, task.pick(params, "head"), data=table, key=key.fold("head"), training=training
         )  # fmt: skip

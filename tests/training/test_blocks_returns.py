@@ -39,7 +39,7 @@ def returns_rows(task, params, context, batch, key):
 
 
 def returns_list(task, params, context, batch, key):
-    return LossOutput(params["hidden.bias"].sum(), aux=[1.0])
+    return LossOutput(params["hidden.bias"].sum(), outputs=[1.0])
 
 
 WRONG_LOSSES = {
@@ -47,7 +47,7 @@ WRONG_LOSSES = {
     "tensor": (returns_tensor, "loss returns_tensor must return LossOutput, got Tensor"),
     "float": (returns_float, "loss returns_float must return a scalar tensor as its loss, got float"),
     "rows": (returns_rows, "loss returns_rows must return a scalar tensor as its loss, got (4,)"),
-    "aux": (returns_list, "loss returns_list: aux must be a tensor or (), got list"),
+    "outputs": (returns_list, "loss returns_list: outputs must be a tensor or (), got list"),
 }
 
 
@@ -133,7 +133,7 @@ def test_collecting_needs_aux(world, how):
             task, classification_loss, start, data=data, key=key, training=TRAINING, collect="all"
         ).params  # fmt: skip
 
-    with pytest.raises(TypeError, match="a loss with collect must return aux"):
+    with pytest.raises(TypeError, match="a loss with collect must return outputs"):
         how(program, world, CLIENTS, [torch.tensor(0.0)] * 3)
 
 
@@ -142,7 +142,7 @@ def test_nothing_was_collected(world):
     start = task.model.init(new_key(0))
     trained = train(task, classification_loss, start, data=data, key=key_of(2), training=TRAINING)
     with pytest.raises(TypeError, match="nothing was collected: call train with collect='all' or 'last'"):
-        trained.collected()
+        trained.collected_examples()
 
 
 def constant_loss(task, params, context, batch, key):

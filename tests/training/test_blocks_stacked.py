@@ -152,7 +152,7 @@ def feature_loss(task, params, context, batch, key):
 
 def collected_rows(trained):
     """Return values and labels of the rows that are there."""
-    table = trained.collected()
+    table = trained.collected_examples()
     kept = table.weight > 0
     return table.x[kept], table.labels()[kept]
 
@@ -202,8 +202,8 @@ def test_collected_values_are_those_before_the_step(world):
     trained = train(task, feature_loss, params, data=data, key=key_of(2), training=one_step, collect="all")
     z, _ = task.model.features(params, data.x[data.rows], weight=data.weight, key=key_of(2), training=True)
     order = planned(5, key_of(2), one_step)[0]
-    assert torch.allclose(trained.aux, z[order], rtol=0, atol=1e-15)
-    assert not trained.aux.requires_grad
+    assert torch.allclose(trained.outputs, z[order], rtol=0, atol=1e-15)
+    assert not trained.outputs.requires_grad
 
 
 def test_training_on_what_was_collected(world):
@@ -213,7 +213,7 @@ def test_training_on_what_was_collected(world):
     def program(data, key, params):
         first = train(task, feature_loss, params, data=data, key=key, training=FULL, collect="all")
         head = task.pick(params, "head")
-        return train(task, head_loss, head, data=first.collected(), key=key.fold("head"), training=FULL).params
+        return train(task, head_loss, head, data=first.collected_examples(), key=key.fold("head"), training=FULL).params
 
     both_ways(program, world, CLIENTS, own_params(task))
 
@@ -240,7 +240,7 @@ def test_keyed_noise_inside_the_gradient(world):
 def draw_loss(task, params, context, batch, key):
     """Collect the first noise of every step."""
     drawn = normal(key, (1,)).expand(batch.weight.shape[0])
-    return LossOutput(weighted_mean(batch.x[:, 0], batch.weight) * params["w"], aux=drawn)
+    return LossOutput(weighted_mean(batch.x[:, 0], batch.weight) * params["w"], outputs=drawn)
 
 
 def test_noise_differs_by_step_and_client(world):

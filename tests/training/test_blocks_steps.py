@@ -30,7 +30,7 @@ def own_params(task):
 
 def collected_rows(trained):
     """Return values and labels of the rows that are there."""
-    table = trained.collected()
+    table = trained.collected_examples()
     kept = table.weight > 0
     return table.x[kept], table.labels()[kept]
 
@@ -129,11 +129,11 @@ def test_several_batches_per_step_wrap_around(world):
     batches = planned(12, key_of(4), training, per_step=2)
     assert trained.steps == 2 and [len(rows) for rows in batches] == [4, 4, 4, 4]
     assert sorted(torch.cat(batches[:3]).tolist()) == list(range(12))
-    assert trained.aux.tolist() == torch.cat(batches).tolist()
+    assert trained.outputs.tolist() == torch.cat(batches).tolist()
 
 
 def two_batch_loss(task, params, context, batches, key):
     """Collect the positions of the examples of both batches (their table is 0, 1, 2, ...)."""
     first, second = batches
     loss = params["w"] * (weighted_mean(first.x[:, 0], first.weight) + weighted_mean(second.x[:, 0], second.weight))
-    return LossOutput(loss, aux=torch.cat([first.x[:, 0], second.x[:, 0]]))
+    return LossOutput(loss, outputs=torch.cat([first.x[:, 0], second.x[:, 0]]))

@@ -68,7 +68,7 @@ def test_only_training_steps_run_in_it(monkeypatch):
         training=training,
         collect="last",
     )
-    assert trained.aux.dtype == torch.float32
+    assert trained.outputs.dtype == torch.float32
 
 
 def features_loss(task, params, context, batch, key):

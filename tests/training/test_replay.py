@@ -21,7 +21,7 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import federate
 from fedtailor.training.blocks import StepOutput, classification_loss, model_gradient, predict_logits, train
 from fedtailor.training.step_graph import replay
-from fedtailor.training.step_graph.recording import Recording
+from fedtailor.training.step_graph.recording import StepGraph
 from worlds import CLASSES, federation, perceptron
 
 TRAINING = Training(lr=0.1, epochs=3, batch_size=4, momentum=0.9, weight_decay=0.05)
@@ -74,7 +74,7 @@ def assert_same_bits(first, second):
 def pulled_loss(task, params, context, batch, key, *, penalty):
     loss = classification_loss(task, params, (), batch, key)
     distance = sum(((params[name] - context[name]) ** 2).sum() for name in task.names("body", "head"))
-    return loss._replace(loss=loss.loss + penalty * distance, aux=batch.x.flatten(1))
+    return loss._replace(loss=loss.loss + penalty * distance, outputs=batch.x.flatten(1))
 
 
 def swapping_step(task, params, context, batch, key):
@@ -165,7 +165,7 @@ def test_custom_steps_whose_results_lie_in_each_other_give_the_same_bits(monkeyp
     assert_same_bits(plain, recorded)
     assert any(shape.trusted for shape in shapes())
     for one in recorded:  # a step collects the bias from two steps before
-        biases = one.collected().x[::4]
+        biases = one.collected_examples().x[::4]
         assert len(biases) == one.steps
         assert all(not torch.equal(first, second) for first, second in pairwise(biases))
         assert not torch.equal(one.params["before"]["head.bias"], one.params["now"]["head.bias"])
@@ -295,7 +295,7 @@ class Interrupted(BaseException):
 @pytest.mark.parametrize("error", [RuntimeError("no"), Interrupted()], ids=["error", "interruption"])
 @pytest.mark.parametrize("trial", range(3))
 def test_a_trial_that_does_not_end_is_no_proof(monkeypatch, at_once, world, error, trial):
-    task, calls, original = world.common_task, [], Recording.replay
+    task, calls, original = world.common_task, [], StepGraph.replay
 
     def fail_once(self):
         calls.append(self)
@@ -305,7 +305,7 @@ def test_a_trial_that_does_not_end_is_no_proof(monkeypatch, at_once, world, erro
 
     expected = trained(task, world, classification_loss)
     replay._kept.memories.clear()
-    monkeypatch.setattr(Recording, "replay", fail_once)
+    monkeypatch.setattr(StepGraph, "replay", fail_once)
     try:
         assert_same_bits(trained(task, world, classification_loss), expected)
     except Interrupted:

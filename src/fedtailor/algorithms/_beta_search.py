@@ -20,8 +20,8 @@ from fedtailor.statistics.gaussian import (
     all_finite,
     class_moments,
     covariance,
+    fill_missing_means,
     finite_or,
-    known_means,
     nearest_pd,
     shrink,
 )
@@ -106,7 +106,7 @@ def find_beta(
         moments = class_moments(features[half], fold_labels[half], folds.weight[half], num_classes)
         local = covariance(moments.scatter, moments.counts.sum(), ridge, offset)
         local = shrink(nearest_pd(local) if project else local, shrinkage)
-        blends = path(known_means(moments, global_means), global_means, local, shared)
+        blends = path(fill_missing_means(moments, global_means), global_means, local, shared)
         judged.append(Fold(blends, features[other], fold_labels[other], folds.weight[other].double()))
     log_prior = prior.double().log()
     beta, value = search_beta(lambda betas: objective(judged, log_prior, betas), mode, like=shared)

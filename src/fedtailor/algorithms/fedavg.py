@@ -27,7 +27,7 @@ Server = dict[str, Params]
 class FedAvg(Algorithm[Server, tuple[()], Params]):
     """Federated averaging: every client predicts with the global model."""
 
-    headline: ClassVar[Literal["global", "local", "personalized"]] = "global"
+    primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "global"
 
     def local_update(
         self, task: Task, download: Download, state: tuple[()], data: ClientData, key: Key

@@ -20,13 +20,13 @@ from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Params, Task
 from fedtailor.training.blocks import classification_loss, train
-from fedtailor.training.tuning import Layers, Tuned, in_words, not_tuned, tune
+from fedtailor.training.tuning import FineTuned, Layers, in_words, tune, untuned
 
 Server = dict[str, Params]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgFT(Algorithm[Server, tuple[()], Tuned]):
+class FedAvgFT(Algorithm[Server, tuple[()], FineTuned]):
     """Federated averaging with local fine-tuning at the end."""
 
     finetune: Layers = "all"
@@ -52,13 +52,13 @@ class FedAvgFT(Algorithm[Server, tuple[()], Tuned]):
         )
         metrics = {"steps": trained.steps, "loss": trained.loss}
         upload = {"model": Mean(trained.params, data.info.num_train)}
-        return ClientUpdate(state, upload, personal=Tuned(trained.params, trained.steps), metrics=metrics)
+        return ClientUpdate(state, upload, personal=FineTuned(trained.params, trained.steps), metrics=metrics)
 
-    def global_model(self, task: Task, server: Server) -> Tuned:
+    def global_model(self, task: Task, server: Server) -> FineTuned:
         """Return the global model, not tuned."""
-        return not_tuned(server["model"])
+        return untuned(server["model"])
 
-    def personalize(self, task: Task, download: Download, state: tuple[()], data: ClientData, key: Key) -> Tuned:
+    def personalize(self, task: Task, download: Download, state: tuple[()], data: ClientData, key: Key) -> FineTuned:
         """Fine-tune a copy of the global model."""
         return tune(
             task,

@@ -25,13 +25,13 @@ from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import BODY, Params, Task
 from fedtailor.training.blocks import classification_loss, train
-from fedtailor.training.tuning import Layers, Tuned, in_words, not_tuned, tune
+from fedtailor.training.tuning import FineTuned, Layers, in_words, tune, untuned
 
 Server = dict[str, Params]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedBABU(Algorithm[Server, Params, Tuned]):
+class FedBABU(Algorithm[Server, Params, FineTuned]):
     """A body trained under a fixed random head, tuned at the end."""
 
     finetune: Layers = "head"
@@ -72,14 +72,14 @@ class FedBABU(Algorithm[Server, Params, Tuned]):
         training = self.training
         trained = train(task, classification_loss, body, context=state, data=data.train, key=key, training=training)
         upload = {"body": Mean(trained.params, data.info.num_train)}
-        personal = Tuned({**trained.params, **state}, trained.steps)
+        personal = FineTuned({**trained.params, **state}, trained.steps)
         return ClientUpdate(state, upload, personal=personal, metrics={"steps": trained.steps, "loss": trained.loss})
 
-    def global_model(self, task: Task, server: Server) -> Tuned:
+    def global_model(self, task: Task, server: Server) -> FineTuned:
         """Return the body with the fixed head, not tuned."""
-        return not_tuned({**server["body"], **server["head"]})
+        return untuned({**server["body"], **server["head"]})
 
-    def personalize(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> Tuned:
+    def personalize(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> FineTuned:
         """Fine-tune a copy of the body with the fixed head."""
         return tune(
             task,

@@ -257,7 +257,7 @@ class FedCR(Algorithm[Global, State, Personal]):
         self, task: Task, classes: Gaussians, trained: Trained
     ) -> tuple[dict[str, Mean | Sum], dict[str, Tensor]]:
         """Return the class products of the last epoch's Gaussians for the upload, and metrics."""
-        seen = trained.collected()
+        seen = trained.collected_examples()
         z, dtype = split(seen.x), classes.mean.dtype
         products = class_products(z.mean, z.std, seen.y, seen.weight, task.num_classes)
         rows = (products.counts > 0).to(dtype)

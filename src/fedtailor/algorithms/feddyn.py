@@ -70,8 +70,8 @@ def dynamic_loss(task: Task, params: Params, term: Regularizer, batch: Batch, ke
 class FedDyn(Algorithm[Server, State, Params]):
     """Federated learning with dynamic regularization."""
 
-    must_upload: ClassVar[bool] = True
-    headline: ClassVar[Literal["global", "local", "personalized"]] = "global"
+    requires_upload: ClassVar[bool] = True
+    primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "global"
 
     alpha: Annotated[float, Range(gt=0)] = 0.01
     """Weight of the squared distance from the received model, halved."""

@@ -56,10 +56,10 @@ from fedtailor.statistics.gaussian import (
     class_moments,
     condition,
     covariance,
-    known_means,
+    fill_missing_means,
     lda_head,
     mahalanobis,
-    mean_surprise,
+    mean_negative_log_likelihood,
     scatter_about,
     smooth_prior,
 )
@@ -208,7 +208,7 @@ class FedLDA(Algorithm[Global, State | tuple[()], Personal]):
         """Return logits: log joint densities up to a term that all classes share."""
         return predict_features(task, personal.body, x) @ personal.head.weight.T + personal.head.bias
 
-    def unfamiliarity(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def ood_score(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the Mahalanobis distance of features from the nearest class mean."""
         z = predict_features(task, personal.body, x)
         return mahalanobis(z, personal.means, personal.covariance, _SHRINKAGE).to(z.dtype)
@@ -228,10 +228,10 @@ class FedLDA(Algorithm[Global, State | tuple[()], Personal]):
         features = cached_features(task, body, data.train, key=key)
         moments = class_moments(features.x, features.y, features.weight, task.num_classes)
         rate = torch.tensor(1.0 - self.momentum, dtype=torch.float64)
-        means = blend(known_means(moments, shared.means), shared.means, rate)
+        means = blend(fill_missing_means(moments, shared.means), shared.means, rate)
         local = covariance(scatter_about(moments, means), features.weight.sum(), self.cov_ridge, 0.0)
         cov = blend(local, shared.covariance, rate)
-        surprise = mean_surprise(features.x, features.y, features.weight, means, cov, _SHRINKAGE)
+        surprise = mean_negative_log_likelihood(features.x, features.y, features.weight, means, cov, _SHRINKAGE)
         dtype = shared.means.dtype
         return means.to(dtype), cov.to(dtype), surprise
 

@@ -35,7 +35,7 @@ from fedtailor.core.rng import Key
 from fedtailor.core.task import BODY, Params, Task
 from fedtailor.training.blocks import train
 from fedtailor.training.losses import aligned_loss
-from fedtailor.training.tuning import Tuned, in_words, train_head, tune
+from fedtailor.training.tuning import FineTuned, in_words, train_head, tune
 
 Server = dict[str, tree.Tree]  # body, class_means (classes, d), and known: 1 for classes that have one (classes,)
 
@@ -48,7 +48,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPAC(Algorithm[Server, State, Tuned]):
+class FedPAC(Algorithm[Server, State, FineTuned]):
     """Feature alignment and classifier collaboration."""
 
     penalty: Annotated[float, Range(ge=0)] = 1.0
@@ -102,7 +102,7 @@ class FedPAC(Algorithm[Server, State, Tuned]):
         head = task.pick(task.model.init(key.common("model")), "head")
         return State(head, torch.zeros(()) if self.combine_heads else ())
 
-    def init_own(self, task: Task, info: ClientInfo, key: Key) -> tree.Tree:
+    def init_per_client(self, task: Task, info: ClientInfo, key: Key) -> tree.Tree:
         """Start from the common head."""
         return self.init_client(task, info, key).head if self.combine_heads else ()
 
@@ -123,7 +123,7 @@ class FedPAC(Algorithm[Server, State, Tuned]):
             upload |= {"head": Each(tuned.params), "statistics": Each(feature_statistics(before, means.dtype))}
         metrics = {"steps": tuned.steps + trained.steps, "loss": trained.loss, "head_loss": tuned.loss}
         state = State(state.head, torch.zeros(())) if self.combine_heads else State(tuned.params, ())
-        return ClientUpdate(state, upload, Tuned({**trained.params, **tuned.params}, metrics["steps"]), metrics)
+        return ClientUpdate(state, upload, FineTuned({**trained.params, **tuned.params}, metrics["steps"]), metrics)
 
     def aggregate(self, server: Server, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Server, tree.Tree]:
         """Average bodies and class means, and combine the heads."""
@@ -139,11 +139,11 @@ class FedPAC(Algorithm[Server, State, Tuned]):
         tuned = train_head(task, body, head, data.train, key=key.fold("head"), training=rate, epochs=epochs)
         return Onboarded(State(tuned.params, torch.ones(()) if self.combine_heads else ()), tuned.steps)
 
-    def personalize(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> Tuned:
+    def personalize(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> FineTuned:
         """Join the received body with the combined head, or the client's own, and tune a copy of it if asked to."""
         full = {**download.shared["body"], **self._head(download, state)}
         return tune(task, full, data.train, key=key, training=self.training, epochs=self.finetune_epochs, layers="head")
 
     def _head(self, download: Download, state: State) -> Params:
         own, new = state
-        return own if isinstance(new, tuple) else tree.where(new > 0, own, download.own)
+        return own if isinstance(new, tuple) else tree.where(new > 0, own, download.per_client)

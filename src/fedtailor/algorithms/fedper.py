@@ -26,13 +26,13 @@ from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import BODY, Params, Task
 from fedtailor.training.blocks import classification_loss, train
-from fedtailor.training.tuning import Tuned, in_words, train_head, tune
+from fedtailor.training.tuning import FineTuned, in_words, train_head, tune
 
 Server = dict[str, Params]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPer(Algorithm[Server, Params, Tuned]):
+class FedPer(Algorithm[Server, Params, FineTuned]):
     """The body is averaged, heads are personal."""
 
     finetune_epochs: Annotated[int, Range(ge=0)] = 0
@@ -74,7 +74,7 @@ class FedPer(Algorithm[Server, Params, Tuned]):
         body, head = task.pick(trained.params, *BODY), task.pick(trained.params, "head")
         metrics = {"steps": trained.steps, "loss": trained.loss}
         upload = {"body": Mean(body, data.info.num_train)}
-        return ClientUpdate(head, upload, personal=Tuned(trained.params, trained.steps), metrics=metrics)
+        return ClientUpdate(head, upload, personal=FineTuned(trained.params, trained.steps), metrics=metrics)
 
     def onboard(self, task: Task, download: Download, info: ClientInfo, data: ClientData, key: Key) -> Onboarded:
         """Train the common head on the frozen body."""
@@ -83,7 +83,7 @@ class FedPer(Algorithm[Server, Params, Tuned]):
         trained = train_head(task, body, head, data.train, key=key, training=training, epochs=epochs)
         return Onboarded(trained.params, trained.steps)
 
-    def personalize(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> Tuned:
+    def personalize(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> FineTuned:
         """Join the received body and the own head, and tune a copy of the head if asked to."""
         model = {**download.shared["body"], **state}
         training, epochs = self.training, self.finetune_epochs

@@ -38,7 +38,7 @@ Server = dict[str, Params]
 class FedProx(Algorithm[Server, tuple[()], Params]):
     """Federated averaging with a proximal term."""
 
-    headline: ClassVar[Literal["global", "local", "personalized"]] = "global"
+    primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "global"
 
     penalty: Annotated[float, Range(ge=0)] = 0.1
     """Weight of the squared distance from the received model (mu), halved."""

@@ -27,13 +27,13 @@ from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import BODY, Params, Task
 from fedtailor.training.blocks import Trained, classification_loss, train
-from fedtailor.training.tuning import Tuned, in_words, train_head, tune
+from fedtailor.training.tuning import FineTuned, in_words, train_head, tune
 
 Server = dict[str, Params]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRep(Algorithm[Server, Params, Tuned]):
+class FedRep(Algorithm[Server, Params, FineTuned]):
     """The body is averaged, heads are personal and trained first."""
 
     head_epochs: Annotated[int, Range(ge=0)] = 10
@@ -83,7 +83,7 @@ class FedRep(Algorithm[Server, Params, Tuned]):
         upload = {"body": Mean(body.params, data.info.num_train)}
         steps = head.steps + body.steps
         metrics = {"steps": steps, "loss": body.loss, "head_loss": head.loss}
-        personal = Tuned({**body.params, **head.params}, steps)
+        personal = FineTuned({**body.params, **head.params}, steps)
         return ClientUpdate(head.params, upload, personal=personal, metrics=metrics)
 
     def onboard(self, task: Task, download: Download, info: ClientInfo, data: ClientData, key: Key) -> Onboarded:
@@ -91,7 +91,7 @@ class FedRep(Algorithm[Server, Params, Tuned]):
         head = self._train_head(task, download.shared["body"], self.init_client(task, info, key), data, key)
         return Onboarded(head.params, head.steps)
 
-    def personalize(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> Tuned:
+    def personalize(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> FineTuned:
         """Join the received body and the own head, and tune a copy of the head if asked to."""
         model = {**download.shared["body"], **state}
         training, epochs = self.training, self.finetune_epochs

@@ -56,7 +56,7 @@ from fedtailor.statistics.bottleneck import (
 )
 from fedtailor.statistics.diagonal import kl
 from fedtailor.training.blocks import predict_features, train, weighted_mean
-from fedtailor.training.tuning import Tuned, in_words, not_tuned
+from fedtailor.training.tuning import FineTuned, in_words, untuned
 
 Server = dict[str, Params]
 
@@ -77,7 +77,7 @@ def simple_loss(task: Task, params: Server, context: Any, batch: Batch, key: Key
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedSR(Algorithm[Server, tuple[()], Tuned]):
+class FedSR(Algorithm[Server, tuple[()], FineTuned]):
     """Federated averaging of simple representations, with tuning of the head if wanted."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {}, "paper": {"squared_norm": True}}
@@ -129,21 +129,21 @@ class FedSR(Algorithm[Server, tuple[()], Tuned]):
         loss, start = partial(simple_loss, method=self), download.shared
         trained = train(self.own(task), loss, start, data=data.train, key=key, training=self.training)
         upload = {name: Mean(value, data.info.num_train) for name, value in trained.params.items()}
-        personal = Tuned(trained.params["model"], trained.steps)
+        personal = FineTuned(trained.params["model"], trained.steps)
         return ClientUpdate(state, upload, personal=personal, metrics={"steps": trained.steps, "loss": trained.loss})
 
-    def global_model(self, task: Task, server: Server) -> Tuned:
+    def global_model(self, task: Task, server: Server) -> FineTuned:
         """Return the global model, not tuned."""
-        return not_tuned(server["model"])
+        return untuned(server["model"])
 
-    def personalize(self, task: Task, download: Download, state: tuple[()], data: ClientData, key: Key) -> Tuned:
+    def personalize(self, task: Task, download: Download, state: tuple[()], data: ClientData, key: Key) -> FineTuned:
         """Tune the head of a copy of the global model."""
         task, model, key = self.own(task), download.shared["model"], key.fold("finetune")
         how, epochs = self.training, self.finetune_epochs
         tuned = train_sampled_head(task, model, data.train, key=key, training=how, epochs=epochs, samples=self.samples)
-        return Tuned({**model, **tuned.params}, tuned.steps)
+        return FineTuned({**model, **tuned.params}, tuned.steps)
 
-    def predict(self, task: Task, personal: Tuned, x: Tensor) -> Tensor:
+    def predict(self, task: Task, personal: FineTuned, x: Tensor) -> Tensor:
         """Return the logarithms of probabilities, averaged over samples of the features."""
         task, model = self.own(task), personal.model
         noise = normal(rng.new_key(0, purpose="prediction"), (self.prediction_samples, self.latent_dim))

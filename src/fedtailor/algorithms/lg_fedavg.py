@@ -32,7 +32,7 @@ from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, BODY, Params, Task
 from fedtailor.training.blocks import classification_loss, train
-from fedtailor.training.tuning import Tuned, in_words, tune
+from fedtailor.training.tuning import FineTuned, in_words, tune
 
 Server = dict[str, Params]
 V = TypeVar("V")
@@ -55,7 +55,7 @@ def layer_numbers(task: Task) -> dict[str, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LGFedAvg(Algorithm[Server, Params, Tuned]):
+class LGFedAvg(Algorithm[Server, Params, FineTuned]):
     """Upper layers are averaged, lower ones are personal."""
 
     shared_layers: Annotated[int, Range(ge=1)] = 1
@@ -99,7 +99,7 @@ class LGFedAvg(Algorithm[Server, Params, Tuned]):
         shared, own = self._split(task, trained.params)
         metrics = {"steps": trained.steps, "loss": trained.loss}
         upload = {"shared": Mean(shared, data.info.num_train)}
-        return ClientUpdate(own, upload, personal=Tuned(trained.params, trained.steps), metrics=metrics)
+        return ClientUpdate(own, upload, personal=FineTuned(trained.params, trained.steps), metrics=metrics)
 
     def onboard(self, task: Task, download: Download, info: ClientInfo, data: ClientData, key: Key) -> Onboarded:
         """Train the lower layers of the common initialization under the received ones."""
@@ -112,7 +112,7 @@ class LGFedAvg(Algorithm[Server, Params, Tuned]):
         )
         return Onboarded(trained.params, trained.steps)
 
-    def personalize(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> Tuned:
+    def personalize(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> FineTuned:
         """Join the own lower layers and the received upper ones, and tune a copy of the head if asked to."""
         model = {**state, **download.shared["shared"]}
         training, epochs = self.training, self.finetune_epochs

@@ -72,7 +72,7 @@ def contrastive_loss(
 class Moon(Algorithm[Server, State, Params]):
     """Model-contrastive federated learning: one global model."""
 
-    headline: ClassVar[Literal["global", "local", "personalized"]] = "global"
+    primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "global"
 
     penalty: Annotated[float, Range(ge=0)] = 1.0
     """Weight of the contrast (mu)."""

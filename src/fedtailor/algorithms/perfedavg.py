@@ -40,7 +40,7 @@ from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, TRAINED, Batch, Params, Task
 from fedtailor.training.blocks import StepOutput, classification_loss, model_gradient, train
-from fedtailor.training.tuning import Tuned, in_words, not_tuned
+from fedtailor.training.tuning import FineTuned, in_words, untuned
 
 Server = dict[str, Params]
 
@@ -73,7 +73,7 @@ def _moved(params: Params, direction: Params, distance: float) -> Params:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerFedAvg(Algorithm[Server, tuple[()], Tuned]):
+class PerFedAvg(Algorithm[Server, tuple[()], FineTuned]):
     """A global model made to be adapted; the outer learning rate (beta) is ``training.lr``."""
 
     variant: Literal["first_order", "hessian_free"] = "hessian_free"
@@ -116,15 +116,15 @@ class PerFedAvg(Algorithm[Server, tuple[()], Tuned]):
         )
         model, loss_sum = trained.params
         metrics = {"steps": trained.steps * batches, "loss": loss_sum / trained.steps.clamp(min=1)}
-        return ClientUpdate(state, {"model": Mean(model, torch.ones(()))}, Tuned(model, metrics["steps"]), metrics)
+        return ClientUpdate(state, {"model": Mean(model, torch.ones(()))}, FineTuned(model, metrics["steps"]), metrics)
 
-    def global_model(self, task: Task, server: Server) -> Tuned:
+    def global_model(self, task: Task, server: Server) -> FineTuned:
         """Return the global model, not adapted."""
-        return not_tuned(server["model"])
+        return untuned(server["model"])
 
-    def personalize(self, task: Task, download: Download, state: tuple[()], data: ClientData, key: Key) -> Tuned:
+    def personalize(self, task: Task, download: Download, state: tuple[()], data: ClientData, key: Key) -> FineTuned:
         """Adapt a copy of the global model."""
         plain = replace(self.training.plain(), lr=self.inner_lr, epochs=self.adapt_epochs, steps=self.adapt_steps)
         start, key = download.shared["model"], key.fold("adapt")
         adapted = train(task, classification_loss, start, data=data.train, key=key, training=plain)
-        return Tuned(adapted.params, adapted.steps)
+        return FineTuned(adapted.params, adapted.steps)

@@ -52,10 +52,10 @@ from fedtailor.statistics.gaussian import (
     class_moments,
     condition,
     covariance,
-    known_means,
+    fill_missing_means,
     lda_head,
     mahalanobis,
-    mean_surprise,
+    mean_negative_log_likelihood,
     nearest_pd,
     smooth_prior,
 )
@@ -160,7 +160,7 @@ class PFedFDA(Algorithm[Global, State, Personal]):
         trained = train(
             task, body_loss, shared.body, context=head, data=data.train, key=key, training=self.training, collect="all"
         )
-        seen = trained.collected()
+        seen = trained.collected_examples()
         means, cov, beta = self._adapt(task, shared, seen, prior, state.beta, key, min_count=1)
         n = data.info.num_train
         upload = {"body": Mean(trained.params, n), "means": Mean(means, n), "covariance": Mean(cov, n)}
@@ -171,7 +171,7 @@ class PFedFDA(Algorithm[Global, State, Personal]):
             "beta_covariance": beta[1],
             "max_head_weight": head.weight.abs().max(),
             "feature_scale": shared.covariance.diagonal().sqrt().mean(),
-            "feature_surprise": mean_surprise(seen.x, seen.y, seen.weight, means, cov, _SHRINKAGE),
+            "feature_surprise": mean_negative_log_likelihood(seen.x, seen.y, seen.weight, means, cov, _SHRINKAGE),
         }
         personal = self._personal(trained.params, means, cov, prior, beta)
         return ClientUpdate(State(beta), upload, personal=personal, metrics=metrics)
@@ -200,7 +200,7 @@ class PFedFDA(Algorithm[Global, State, Personal]):
         """Return logits: log joint densities up to a term that all classes share."""
         return predict_features(task, personal.body, x) @ personal.head.weight.T + personal.head.bias
 
-    def unfamiliarity(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def ood_score(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the Mahalanobis distance of features from the nearest class mean."""
         z = predict_features(task, personal.body, x)
         return mahalanobis(z, personal.means, personal.covariance, _SHRINKAGE).to(z.dtype)
@@ -229,7 +229,7 @@ class PFedFDA(Algorithm[Global, State, Personal]):
         """Estimate the local Gaussian and blend it; return means, covariance and beta."""
         z, labels, weight = features.x, features.y, features.weight
         moments = class_moments(z, labels, weight, task.num_classes)
-        local_means = known_means(moments, shared.means, min_count)
+        local_means = fill_missing_means(moments, shared.means, min_count)
         local_covariance = covariance(moments.scatter, weight.sum(), self.cov_ridge, self.cov_offset)
         project = self.cov_ridge == 0  # a scatter plus any ridge is positive definite: nothing to project
         if project:

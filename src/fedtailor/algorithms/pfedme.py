@@ -38,7 +38,7 @@ from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import TRAINED, Batch, Params, Task
 from fedtailor.training.blocks import StepOutput, Trained, model_gradient, train
-from fedtailor.training.tuning import Tuned, not_tuned
+from fedtailor.training.tuning import FineTuned, untuned
 
 Server = dict[str, Params]
 
@@ -71,7 +71,7 @@ def _joined(server: Server) -> Params:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedMe(Algorithm[Server, tuple[()], Tuned]):
+class PFedMe(Algorithm[Server, tuple[()], FineTuned]):
     """Personal models at the minimum of loss plus squared distance from a global model made for that."""
 
     penalty: Annotated[float, Range(ge=0)] = 15.0
@@ -123,7 +123,7 @@ class PFedMe(Algorithm[Server, tuple[()], Tuned]):
         steps = trained.steps * self.inner_steps
         metrics, one = {"steps": steps, "loss": loss_sum / trained.steps.clamp(min=1)}, torch.ones(())
         upload = {"model": Mean(task.pick(model, *TRAINED), one), "buffers": Mean(task.pick(model, "buffer"), one)}
-        return ClientUpdate(state, upload, Tuned(theta, steps), metrics)
+        return ClientUpdate(state, upload, FineTuned(theta, steps), metrics)
 
     def aggregate(self, server: Server, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Server, tuple[()]]:
         """Mix the mean of the clients' models into the global one."""
@@ -131,15 +131,15 @@ class PFedMe(Algorithm[Server, tuple[()], Tuned]):
         mixed = tree.map(lambda old, mean: old + self.mixing * (mean - old), server["model"], new["model"])
         return {**new, "model": mixed}, ()
 
-    def global_model(self, task: Task, server: Server) -> Tuned:
+    def global_model(self, task: Task, server: Server) -> FineTuned:
         """Return the global model as it is."""
-        return not_tuned(_joined(server))
+        return untuned(_joined(server))
 
-    def personalize(self, task: Task, download: Download, state: tuple[()], data: ClientData, key: Key) -> Tuned:
+    def personalize(self, task: Task, download: Download, state: tuple[()], data: ClientData, key: Key) -> FineTuned:
         """Take inner steps from the global model, which stays as it is."""
         start, key = _joined(download.shared), key.fold("solve")
         solved = self._train(task, start, data, key, outer_lr=0.0, batches=self.solve_batches)
-        return Tuned(solved.params.theta, solved.steps * self.inner_steps)
+        return FineTuned(solved.params.theta, solved.steps * self.inner_steps)
 
     def _train(
         self, task: Task, model: Params, data: ClientData, key: Key, *, outer_lr: float, batches: int | None = None

@@ -61,8 +61,8 @@ def corrected_loss(task: Task, params: Params, correction: Params, batch: Batch,
 class Scaffold(Algorithm[Server, State, Params]):
     """Federated averaging with control variates."""
 
-    must_upload: ClassVar[bool] = True
-    headline: ClassVar[Literal["global", "local", "personalized"]] = "global"
+    requires_upload: ClassVar[bool] = True
+    primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "global"
 
     global_lr: Annotated[float, Range(gt=0)] = 1.0
     """Step of the server along the mean change of the clients' models (eta_g)."""

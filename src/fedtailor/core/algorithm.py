@@ -22,7 +22,7 @@ from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, Task, Training
 from fedtailor.core.tree import Tree
 from fedtailor.training.blocks import predict_logits
-from fedtailor.training.tuning import Tuned
+from fedtailor.training.tuning import FineTuned
 
 S = TypeVar("S")
 C = TypeVar("C")
@@ -33,7 +33,7 @@ class Download(NamedTuple):
     """What a client receives: the broadcast, and its own rows stored at the server."""
 
     shared: Any
-    own: Any = ()
+    per_client: Any = ()
 
 
 class ClientUpdate(NamedTuple):
@@ -66,9 +66,9 @@ class Algorithm(ABC, Generic[S, C, P]):
     """What to say when a preset is chosen."""
     trains: ClassVar[Literal["cohort", "all"]] = "cohort"
     """Who trains in a round, unless the protocol says otherwise: the ``cohort``, or ``all`` while it uploads."""
-    must_upload: ClassVar[bool] = False
+    requires_upload: ClassVar[bool] = False
     """Whether what a client keeps is wrong unless its upload reaches the server: nobody else may train then."""
-    headline: ClassVar[Literal["global", "local", "personalized"]] = "personalized"
+    primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "personalized"
     """The evaluation point at which the method is meant to be judged."""
 
     training: Training = field(default_factory=Training)
@@ -103,7 +103,7 @@ class Algorithm(ABC, Generic[S, C, P]):
         """What ``onboard`` does with the data of a client that never took part, in words; ``none``: nothing."""
         return "none"
 
-    def treatment(self, *, new: bool) -> str:
+    def adaptation_summary(self, *, new: bool) -> str:
         """Return what a client's data are used for before it predicts, in words; ``new``: it never took part."""
         parts = [words for words in (self.onboarding if new else "none", self.adaptation) if words != "none"]
         return ", then ".join(parts) or "none"
@@ -124,8 +124,8 @@ class Algorithm(ABC, Generic[S, C, P]):
         """Return a client's state before its first round, whenever that is."""
         return ()  # type: ignore[return-value]  # C is the empty tree where a method has no client state
 
-    def init_own(self, task: Task, info: ClientInfo, key: Key) -> Tree:
-        """Return a client's first row of ``Download.own``."""
+    def init_per_client(self, task: Task, info: ClientInfo, key: Key) -> Tree:
+        """Return a client's first row of ``Download.per_client``."""
         return ()
 
     def broadcast(self, server: S, cohort: Cohort) -> Tree:
@@ -137,7 +137,7 @@ class Algorithm(ABC, Generic[S, C, P]):
         """Run a client's round."""
 
     def aggregate(self, server: S, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[S, Tree]:
-        """Return the new server state, and rows by ``cohort.ids`` for ``Download.own`` (() for none).
+        """Return the new server state, and rows by ``cohort.ids`` for ``Download.per_client`` (() for none).
 
         Unless overridden, the server state is a dict, and every field that was sent replaces the entry of its name.
         """
@@ -165,15 +165,15 @@ class Algorithm(ABC, Generic[S, C, P]):
 
         Unless overridden, a personal model is the parameters of a whole model, tuned or not.
         """
-        model = personal.model if isinstance(personal, Tuned) else personal
+        model = personal.model if isinstance(personal, FineTuned) else personal
         if not isinstance(model, Mapping):
             raise TypeError(f"{type(self).__name__} must define predict: its personal model is no dict of parameters")
         return predict_logits(task, dict(model), x)
 
-    def unfamiliarity(self, task: Task, personal: P, x: Tensor) -> Tensor | None:
+    def ood_score(self, task: Task, personal: P, x: Tensor) -> Tensor | None:
         """Return how strange inputs are to a personal model (n,), larger for stranger ones; None: it cannot tell."""
         return None
 
     def diagnostics(self, task: Task, personal: P) -> dict[str, Tensor]:
         """Return numbers (0-d tensors) worth recording about a personal model; ``steps``: those it took to make it."""
-        return {"steps": personal.steps} if isinstance(personal, Tuned) else {}
+        return {"steps": personal.steps} if isinstance(personal, FineTuned) else {}

@@ -15,7 +15,7 @@ Program = Callable[[Task, Any, Any], Any]
 """``program(task, common, row) -> output``: a pure function; common and row are trees of tensors."""
 
 
-class Ragged(NamedTuple):
+class ExampleIndices(NamedTuple):
     """Positions of a client's examples and their weights; an engine may pad both (weight 0)."""
 
     rows: Tensor  # (n,)

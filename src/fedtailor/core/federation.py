@@ -158,7 +158,7 @@ class Federation:
         return len(self.splits) - self.num_new
 
     @cached_property
-    def able(self) -> list[int]:
+    def trainable_clients(self) -> list[int]:
         """Ids of the known clients that have training examples."""
         counts = cast(Splits, self.splits).num_train()
         return [client for client in self.known if counts[client]]

@@ -129,7 +129,7 @@ class LossOutput(NamedTuple):
 
     loss: Tensor
     buffers: Params = {}
-    aux: Tensor | tuple[()] = ()
+    outputs: Tensor | tuple[()] = ()
 
 
 class Batch(NamedTuple):

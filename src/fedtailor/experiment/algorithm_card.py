@@ -41,7 +41,7 @@ def describe_algorithm(name: str, entry: Entry, task: Task) -> dict[str, Any]:
         "kept_by_clients": kept(algorithm, task),
         "bytes_down": download_bytes(messages),
         "bytes_up": most_bytes_up(messages, task),
-        "judged_at": algorithm.headline,
+        "judged_at": algorithm.primary_evaluation,
         "adaptation": algorithm.adaptation,
         "onboarding": algorithm.onboarding,
         "who_trains": algorithm.trains,

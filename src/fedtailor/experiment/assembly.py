@@ -21,18 +21,18 @@ from fedtailor.experiment.config import AlgorithmOptions, Config, as_options
 from fedtailor.experiment.preconditions import refuse_impossible_moves, refuse_untrainable, training_in_vain
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.models import build_model, default_model
-from fedtailor.simulation.engines import Choice, choose_engine
+from fedtailor.simulation.engines import EngineChoice, choose_engine
 from fedtailor.simulation.rounds import check_tasks, check_who_trains
 
 
-class Parts(NamedTuple):
+class PreparedRun(NamedTuple):
     """An experiment of one seed, ready to run: everything that can be wrong with a configuration was checked."""
 
     config: Config
     """Resolved: every option has the value that is used."""
     algorithm: Algorithm[Any, Any, Any]
     federation: Federation
-    choice: Choice
+    choice: EngineChoice
     protocol: Protocol
     divided: DividedData
     notes: list[str]
@@ -43,7 +43,9 @@ class Parts(NamedTuple):
         return self.choice.engine
 
 
-def assemble(config: Config, seed: int, *, dataset: Dataset | None = None, progress: Progress | None = None) -> Parts:
+def assemble(
+    config: Config, seed: int, *, dataset: Dataset | None = None, progress: Progress | None = None
+) -> PreparedRun:
     """Check a configuration and build everything that a run of one seed needs; nothing is written.
 
     Args:
@@ -93,7 +95,7 @@ def assemble(config: Config, seed: int, *, dataset: Dataset | None = None, progr
     warning = type(algorithm).preset_warnings.get(config.algorithm.preset)
     notes = [*([warning] if warning else []), *algorithm.warnings(federation.common_task), *divided.notes]
     notes += training_in_vain(algorithm, federation, protocol)
-    return Parts(resolved, algorithm, federation, choice, protocol, divided, notes)
+    return PreparedRun(resolved, algorithm, federation, choice, protocol, divided, notes)
 
 
 def _with_other_models(federation: Federation, others: tuple[str, ...]) -> Federation:

@@ -16,7 +16,7 @@ from fedtailor.core.metrics import per_client
 from fedtailor.core.per_example import holds_examples
 from fedtailor.data.build import split_record
 from fedtailor.experiment import records, summary
-from fedtailor.experiment.assembly import Parts, assemble
+from fedtailor.experiment.assembly import PreparedRun, assemble
 from fedtailor.experiment.config import Config, to_toml
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.experiment.provenance import describe, describe_data
@@ -81,7 +81,7 @@ def unused_folder(name: str) -> Path:
     return next(path for path in (Path("runs") / each for each in names) if not path.exists())
 
 
-def run_seed(parts: Parts, path: Path, progress: Progress) -> dict[str, Any]:
+def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, Any]:
     """Run one seed and write its folder; return its result."""
     start = time.perf_counter()
     name, seed = parts.config.algorithm.name, parts.config.seeds[0]
@@ -102,12 +102,12 @@ def run_seed(parts: Parts, path: Path, progress: Progress) -> dict[str, Any]:
     return result
 
 
-def _run_rounds(parts: Parts, folder: records.RunFolder, progress: Progress) -> dict[str, Any]:
+def _run_rounds(parts: PreparedRun, folder: records.RunFolder, progress: Progress) -> dict[str, Any]:
     """Run all rounds, write each as it ends, and the models after the last; return the result."""
     config, federation = parts.config, parts.federation
     history: list[dict[str, Any]] = []
     events: list[list[dict[str, Any]]] = []
-    took_part: set[int] = set()
+    participated: set[int] = set()
     for report in _rounds(parts, folder):
         record = summary.round_record(report, federation)
         folder.add_round(record, clients=summary.client_records(report, federation), events=report.events)
@@ -116,9 +116,9 @@ def _run_rounds(parts: Parts, folder: records.RunFolder, progress: Progress) -> 
         progress.round(record)
         history.append(record)
         events.append(report.events)
-        took_part.update(report.trained)
-        _write_models(parts, folder, report, took_part)
-    _say_who_never_trained(parts, folder, progress, took_part)
+        participated.update(report.trained)
+        _write_models(parts, folder, report, participated)
+    _say_who_never_trained(parts, folder, progress, participated)
     metrics, new_clients = summary.final_metrics(history[-1])
     sites = summary.site_scores(report, federation) if parts.divided.division.client_names else {}
     return {
@@ -138,7 +138,7 @@ def _run_rounds(parts: Parts, folder: records.RunFolder, progress: Progress) -> 
     }
 
 
-def _rounds(parts: Parts, folder: records.RunFolder) -> Iterator[RoundReport]:
+def _rounds(parts: PreparedRun, folder: records.RunFolder) -> Iterator[RoundReport]:
     """Run the rounds; what does not fit into memory goes into the run folder meanwhile."""
     return federate(
         parts.algorithm,
@@ -150,17 +150,19 @@ def _rounds(parts: Parts, folder: records.RunFolder) -> Iterator[RoundReport]:
     )
 
 
-def _say_who_never_trained(parts: Parts, folder: records.RunFolder, progress: Progress, took_part: set[int]) -> None:
+def _say_who_never_trained(
+    parts: PreparedRun, folder: records.RunFolder, progress: Progress, participated: set[int]
+) -> None:
     """Note how many clients were never drawn, or had no result that could be used."""
-    never = sum(client not in took_part for client in parts.federation.known)
+    never = sum(client not in participated for client in parts.federation.known)
     if never:
         note = f"{never} of {parts.federation.population} clients never trained, or never so that it could be used."
         folder.add_events([{"kind": "note", "text": note}])
         progress.note(note)
 
 
-def _write_models(parts: Parts, folder: records.RunFolder, report: RoundReport, took_part: set[int]) -> None:
-    """Write every client's personal model with its card; ``took_part``: who trained and was not left out."""
+def _write_models(parts: PreparedRun, folder: records.RunFolder, report: RoundReport, participated: set[int]) -> None:
+    """Write every client's personal model with its card; ``participated``: who trained and was not left out."""
     config, federation = parts.config, parts.federation
     scored = {
         client: per_client(scores)
@@ -177,8 +179,8 @@ def _write_models(parts: Parts, folder: records.RunFolder, report: RoundReport, 
             "dataset": parts.divided.dataset.name,
             "seed": config.seeds[0],
             "round": report.round,
-            "adaptation": parts.algorithm.treatment(new=client in federation.new),
-            "took_part": client in took_part,
+            "adaptation": parts.algorithm.adaptation_summary(new=client in federation.new),
+            "participated": client in participated,
             "holds_examples": holds_examples(personal),
             "input_shape": list(federation.common_task.input_shape),
             "num_classes": federation.common_task.num_classes,
@@ -190,7 +192,7 @@ def _write_models(parts: Parts, folder: records.RunFolder, report: RoundReport, 
         folder.write_model(name, tensors, card)
 
 
-def _provenance(parts: Parts) -> dict[str, Any]:
+def _provenance(parts: PreparedRun) -> dict[str, Any]:
     """Return where the result comes from."""
     split = split_record(parts.divided.division, parts.divided.conditions)
     data = describe_data(parts.divided.division.dataset)

@@ -12,7 +12,7 @@ from fedtailor.core import rng
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine, Job, Program
 from fedtailor.core.federation import Federation
-from fedtailor.simulation.programs import Common, Row, make_row
+from fedtailor.simulation.programs import ClientInputs, SharedInputs, client_inputs
 
 Storage = Callable[[str], MutableMapping[int, Any]]
 """Makes an empty mapping from clients to trees of tensors, for what its argument names."""
@@ -49,18 +49,18 @@ class Clients:
         return min(_GROUP, max(_LEAST_GROUP, _GROUP_BYTES // max(4 * numbers, 1)))
 
     def run_rows(
-        self, program: Program, shared: Any, clients: Sequence[int], rows: Sequence[Row], round: int
+        self, program: Program, shared: Any, clients: Sequence[int], rows: Sequence[ClientInputs], round: int
     ) -> list[Any]:
         """Return what a program gives for rows that are not those of :meth:`row`."""
         words = torch.tensor(self.seed), torch.tensor(round)
         data = self.federation
-        common = Common(data.x, data.y, data.scale, *words, shared=shared)
+        common = SharedInputs(data.x, data.y, data.scale, *words, shared=shared)
         jobs = [Job(c, data.task(c), row, len(row.train.rows)) for c, row in zip(clients, rows, strict=True)]
         return self.engine.map(program, common, jobs)
 
-    def row(self, client: int) -> Row:
+    def row(self, client: int) -> ClientInputs:
         """Return a client's row: its data and what it keeps."""
-        return make_row(self.federation, client, self._state(client), self._own(client))
+        return client_inputs(self.federation, client, self._state(client), self._own(client))
 
     def _state(self, client: int) -> Any:
         """Return a client's state; what it is before its first round is not kept."""
@@ -72,5 +72,5 @@ class Clients:
     def _own(self, client: int) -> Any:
         if client in self.own:
             return self.own[client]
-        key = rng.new_key(self.seed, client=client, purpose="init_own")
-        return self.algorithm.init_own(self.federation.task(client), self.federation.info(client), key)
+        key = rng.new_key(self.seed, client=client, purpose="init_per_client")
+        return self.algorithm.init_per_client(self.federation.task(client), self.federation.info(client), key)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from fedtailor.core.engine import Failure, Ragged
+from fedtailor.core.engine import ExampleIndices, Failure
 from fedtailor.core.metrics import Scores, add
 from fedtailor.simulation.clients import Clients
 from fedtailor.simulation.programs import personalize_program, score_program
@@ -35,7 +35,7 @@ def _on_complete(report: RoundReport, clients: Clients, model: Any) -> list[Eval
         return []
     parts = [federation.examples(part) for part in torch.split(federation.complete, _COMPLETE_CHUNK)]
     row = clients.row(0)  # any client would do: a global model is the same for all
-    rows = [row._replace(test=Ragged(part.rows, part.weight)) for part in parts]
+    rows = [row._replace(test=ExampleIndices(part.rows, part.weight)) for part in parts]
     program = partial(score_program, algorithm=clients.algorithm)
     outputs = clients.run_rows(program, model, [0] * len(rows), rows, report.round)
     failed = [output for output in outputs if isinstance(output, Failure)]
@@ -76,9 +76,9 @@ def evaluate_personalized(
     test_sets: list[Literal["clients", "validation"]] = ["clients", "validation"]
     for test_set in test_sets[: 1 + federation.validates]:
         found = [scores[test_set] for scores in scored.values()]
-        treatment = algorithm.treatment(new=new)
+        adaptation_summary = algorithm.adaptation_summary(new=new)
         report.evaluations.append(
-            Evaluation("personalized", treatment, who, list(scored), found, test_set, diagnostics)  # type: ignore[arg-type]
+            Evaluation("personalized", adaptation_summary, who, list(scored), found, test_set, diagnostics)  # type: ignore[arg-type]
         )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.algorithm import Algorithm, Download, Onboarded
-from fedtailor.core.engine import Ragged
+from fedtailor.core.engine import ExampleIndices
 from fedtailor.core.federation import ClientData, ClientInfo, ExampleSet, Federation
 from fedtailor.core.metrics import Scores, score
 from fedtailor.core.per_example import present_first
@@ -19,7 +19,7 @@ from fedtailor.core.task import Batch, Task
 from fedtailor.training.blocks import forward
 
 
-class Common(NamedTuple):
+class SharedInputs(NamedTuple):
     """What is the same for all clients of a call."""
 
     x: Tensor
@@ -30,40 +30,42 @@ class Common(NamedTuple):
     shared: Any
 
 
-class Row(NamedTuple):
+class ClientInputs(NamedTuple):
     """What belongs to one client."""
 
     client: Tensor
     info: ClientInfo
-    train: Ragged
-    val: Ragged
-    test: Ragged
+    train: ExampleIndices
+    val: ExampleIndices
+    test: ExampleIndices
     state: Any
     own: Any
 
 
-def make_row(federation: Federation, client: int, state: Any, own: Any) -> Row:
+def client_inputs(federation: Federation, client: int, state: Any, own: Any) -> ClientInputs:
     """Return a client's row."""
     data = federation.data(client)
-    train, val, test = (Ragged(part.rows, part.weight) for part in (data.train, data.val, federation.test(client)))
-    return Row(torch.tensor(client), data.info, train, val, test, state, own)
+    train, val, test = (
+        ExampleIndices(part.rows, part.weight) for part in (data.train, data.val, federation.test(client))
+    )
+    return ClientInputs(torch.tensor(client), data.info, train, val, test, state, own)
 
 
-def _examples(common: Common, part: Ragged) -> ExampleSet:
+def _examples(common: SharedInputs, part: ExampleIndices) -> ExampleSet:
     return ExampleSet(common.x, common.y, part.rows, part.weight, common.scale)
 
 
-def _data(common: Common, row: Row) -> ClientData:
+def _data(common: SharedInputs, row: ClientInputs) -> ClientData:
     return ClientData(_examples(common, row.train), _examples(common, row.val), row.info)
 
 
-def client_key(common: Common, row: Row, purpose: str) -> Key:
+def client_key(common: SharedInputs, row: ClientInputs, purpose: str) -> Key:
     """Return the key of (seed, round, client, purpose)."""
     return Key(common.seed, common.round, row.client, torch.zeros((), dtype=torch.int64), 0).fold(purpose)
 
 
 def train_program(
-    task: Task, common: Common, row: Row, *, algorithm: Algorithm[Any, Any, Any], evaluate: bool
+    task: Task, common: SharedInputs, row: ClientInputs, *, algorithm: Algorithm[Any, Any, Any], evaluate: bool
 ) -> tuple[Any, Any, dict[str, Tensor], Scores | tuple[()]]:
     """Run a client's round; return new state, upload, metrics, and scores at the point ``local``."""
     key = client_key(common, row, "train")
@@ -77,7 +79,13 @@ def train_program(
 
 
 def personalize_program(
-    task: Task, common: Common, row: Row, *, algorithm: Algorithm[Any, Any, Any], new: bool, validate: bool
+    task: Task,
+    common: SharedInputs,
+    row: ClientInputs,
+    *,
+    algorithm: Algorithm[Any, Any, Any],
+    new: bool,
+    validate: bool,
 ) -> tuple[Any, dict[str, Tensor], dict[str, Scores]]:
     """Make a client's personal model; return it with diagnostics, and scores by test set.
 
@@ -101,13 +109,21 @@ def personalize_program(
     return personal, numbers, scores
 
 
-def score_program(task: Task, common: Common, row: Row, *, algorithm: Algorithm[Any, Any, Any]) -> Scores:
+def score_program(
+    task: Task, common: SharedInputs, row: ClientInputs, *, algorithm: Algorithm[Any, Any, Any]
+) -> Scores:
     """Score the model in ``common.shared`` on a client's test examples."""
     return score_model(task, common, row, common.shared, row.test, algorithm=algorithm)
 
 
 def score_model(
-    task: Task, common: Common, row: Row, personal: Any, part: Ragged, *, algorithm: Algorithm[Any, Any, Any]
+    task: Task,
+    common: SharedInputs,
+    row: ClientInputs,
+    personal: Any,
+    part: ExampleIndices,
+    *,
+    algorithm: Algorithm[Any, Any, Any],
 ) -> Scores:
     """Score a model on some of a client's examples."""
     examples = _examples(common, part)

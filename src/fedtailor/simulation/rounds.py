@@ -86,7 +86,7 @@ def check_who_trains(algorithm: Algorithm[Any, Any, Any], protocol: Protocol) ->
     Raises:
         ConfigError: the method needs the upload of everybody who trains, and more are to train.
     """
-    if protocol.everybody_trains(algorithm) and algorithm.must_upload:
+    if protocol.everybody_trains(algorithm) and algorithm.requires_upload:
         raise ConfigError(
             f"federation.train must be 'cohort' or 'auto' for {type(algorithm).__name__}, got 'all': what a client "
             "keeps is part of a mean that the server keeps, which is wrong unless everybody who trains uploads.",
@@ -115,7 +115,7 @@ class _Loop:
         self.messages = algorithm.messages(self.task)
         self.server = algorithm.init_server(self.task, rng.new_key(seed, purpose="init_server"))
         self.clients = Clients(algorithm, federation, engine, storage, seed)
-        self.able, self.is_able = federation.able, set(federation.able)
+        self.trainable_clients, self.is_able = federation.trainable_clients, set(federation.trainable_clients)
         self.everybody_trains = protocol.everybody_trains(algorithm)
         self.client_rounds = 0
         self.failing: set[int] = set()
@@ -137,14 +137,14 @@ class _Loop:
         return report
 
     def _cohort(self, report: RoundReport, ids: Sequence[int]) -> Cohort:
-        trained = self.client_rounds / max(len(self.able), 1)
+        trained = self.client_rounds / max(len(self.trainable_clients), 1)
         where = self.federation.population, report.round, self.protocol.rounds
         return Cohort(torch.tensor(ids, dtype=torch.int64), *where, trained)
 
     def _train(self, report: RoundReport) -> dict[int, Upload]:
         """Train the clients of a round; keep the states of sound clients, return the sound uploads."""
         start = time.perf_counter()
-        clients, cohort = (self.able if self.everybody_trains else report.cohort), set(report.cohort)
+        clients, cohort = (self.trainable_clients if self.everybody_trains else report.cohort), set(report.cohort)
         shared = self.algorithm.broadcast(self.server, self._cohort(report, report.cohort))
         evaluate = self.protocol.due(report.round, self.protocol.evaluate_every)
         program = partial(train_program, algorithm=self.algorithm, evaluate=evaluate)
@@ -185,7 +185,7 @@ class _Loop:
         if not self.failing:
             return
         first, last = not self.client_rounds, report.round == self.protocol.rounds
-        everybody = len(self.failing) == len(self.able)
+        everybody = len(self.failing) == len(self.trainable_clients)
         in_vain = (everybody and self.fruitless >= _FRUITLESS) or self.fruitless >= _MOST_FRUITLESS
         if in_vain or (first and (everybody or last)):
             refuse_total_quarantine(report.round, report.events, len(self.failing))

@@ -56,7 +56,7 @@ def class_moments(
     return ClassMoments(means, counts, centered.mT @ (centered * row_weight[:, None]))
 
 
-def known_means(
+def fill_missing_means(
     moments: ClassMoments, fallback: Float[Tensor, "classes d"], min_count: int = 1
 ) -> Float64[Tensor, "classes d"]:
     """Return the class means, and rows of ``fallback`` for classes with a count below ``min_count``."""
@@ -140,7 +140,7 @@ def mahalanobis(
     return torch.where(all_finite(matrix)[0], distances.amin(1), torch.nan)
 
 
-def mean_surprise(
+def mean_negative_log_likelihood(
     z: Float[Tensor, "n d"],
     labels: Int[Tensor, "n"],
     weight: Real[Tensor, "n"],

@@ -39,8 +39,8 @@ def check_words(subject: Subject) -> str | None:
             return f'{words} must say what {method} does with a client\'s data ("none"), got {text!r}.'
     if one.trains not in ("cohort", "all"):
         return f'trains must be "cohort" or "all", got {one.trains!r}.'
-    if one.headline not in ("global", "local", "personalized"):
-        return f'headline must be "global", "local" or "personalized", got {one.headline!r}.'
+    if one.primary_evaluation not in ("global", "local", "personalized"):
+        return f'primary_evaluation must be "global", "local" or "personalized", got {one.primary_evaluation!r}.'
     for preset in one.presets:
         type(one).from_preset(preset)
     return None
@@ -96,9 +96,9 @@ def check_downloads(subject: Subject) -> str | None:
     one, task, world = subject.algorithm, subject.task(), subject.world()
     cohort = Cohort(torch.arange(3), world.population, 1, 2)
     key, fields = new_key(0), [field for field in one.messages(task).values() if field.down]
-    sent = one.broadcast(one.init_server(task, key), cohort), one.init_own(task, world.info(0), key)
+    sent = one.broadcast(one.init_server(task, key), cohort), one.init_per_client(task, world.info(0), key)
     declared = Counter(shape for field in fields for shape in field.leaf_shapes().values())
-    for method, value in zip(("broadcast", "init_own"), sent, strict=True):
+    for method, value in zip(("broadcast", "init_per_client"), sent, strict=True):
         for path, leaf in tree.paths(value).items():
             shape = tuple(leaf.shape)
             if not declared[shape]:
@@ -128,7 +128,12 @@ def check_structure(subject: Subject) -> str | None:
     cases = {
         "The server state": (one.init_server(task, key), "init_server", seen["server"], "aggregate"),
         "The client state": (one.init_client(task, info, key), "init_client", seen["state"], "local_update or onboard"),
-        "A row of Download.own": (one.init_own(task, info, key), "init_own", seen["own"], "aggregate"),
+        "A row of Download.per_client": (
+            one.init_per_client(task, info, key),
+            "init_per_client",
+            seen["own"],
+            "aggregate",
+        ),
         "The personal model": (models[0] if models else (), "the first one", models, "another one"),
     }
     for what, (first, source, values, other) in cases.items():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedtailor.core import tree
-from fedtailor.core.engine import Engine, Job, Program, Ragged
+from fedtailor.core.engine import Engine, ExampleIndices, Job, Program
 from fedtailor.simulation.engines.batched import Batched, run_stacked
 from fedtailor.testing.runs import Disagreement, assert_same_bits, program_name
 
@@ -53,14 +53,14 @@ class Padded:
         self.engine.close()
 
 
-def _pad(part: Ragged, total: int) -> Ragged:
+def _pad(part: ExampleIndices, total: int) -> ExampleIndices:
     """Return examples at the places 1, 2, 4, 5, 7, 8, ... with others' examples of weight 0 between them."""
     count = len(part.rows)
     places = torch.arange(count) + torch.arange(count) // 2 + 1
     rows = torch.arange(count + count // 2 + 3) % total
     weight = torch.zeros(len(rows))
     rows[places], weight[places] = part.rows, part.weight
-    return Ragged(rows, weight)
+    return ExampleIndices(rows, weight)
 
 
 class Guarding:

@@ -57,7 +57,7 @@ class Record:
         return result
 
 
-class Recording:
+class RecordingEngine:
     """An engine that passes work on to another one and records what comes back."""
 
     name = "recording"
@@ -94,7 +94,7 @@ def run(
     **options: Any,
 ) -> Record:
     """Run an algorithm, evaluating at every point after every round; return the record."""
-    recording = Recording(engine)
+    recording = RecordingEngine(engine)
     protocol = Protocol(rounds=rounds, **{"evaluate_every": 1, "personalized_every": 1, **options})
     recording.record.reports = list(federate(algorithm, federation, recording, protocol, seed=seed))
     return recording.record

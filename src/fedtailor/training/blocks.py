@@ -52,7 +52,7 @@ class Trained(NamedTuple):
     params: tree.Tree
     steps: Tensor  # (), steps taken
     loss: Tensor  # (), mean over the steps; 0 for a custom step
-    aux: Tensor | tuple[()] = ()  # (rows, ...), what the loss returned as aux
+    outputs: Tensor | tuple[()] = ()  # (rows, ...), what the loss returned as outputs
     labels: Tensor | tuple[()] = ()  # (rows,)
     weight: Tensor | tuple[()] = ()  # (rows,), 0 for padding
 
@@ -61,15 +61,15 @@ class Trained(NamedTuple):
         finite = [torch.isfinite(leaf).all() for leaf in tree.leaves(self.params)]
         return torch.stack(finite).all() if finite else torch.ones((), dtype=torch.bool)
 
-    def collected(self) -> ExampleSet:
+    def collected_examples(self) -> ExampleSet:
         """Return what was collected as a table of examples.
 
         Raises:
             TypeError: the phase collected nothing.
         """
-        if isinstance(self.aux, tuple) or isinstance(self.labels, tuple) or isinstance(self.weight, tuple):
+        if isinstance(self.outputs, tuple) or isinstance(self.labels, tuple) or isinstance(self.weight, tuple):
             raise TypeError("nothing was collected: call train with collect='all' or 'last'")
-        return ExampleSet(self.aux, self.labels, torch.arange(self.labels.shape[0]), self.weight)
+        return ExampleSet(self.outputs, self.labels, torch.arange(self.labels.shape[0]), self.weight)
 
 
 def train(
@@ -100,7 +100,7 @@ def train(
         training: optimizer, learning rate, batch size and so on.
         epochs: in place of the epochs or steps of ``training``; a 0-d tensor may differ by client.
         steps: the same, as a number of steps.
-        collect: keep ``aux`` of every batch of ``all`` epochs or the ``last``, with labels and weights.
+        collect: keep ``outputs`` of every batch of ``all`` epochs or the ``last``, with labels and weights.
         step: ``step(task, params, context, batch, key) -> StepOutput`` in place of loss and optimizer.
         batches_per_step: with more than one, loss and step receive a tuple of batches, which wrap around.
 

@@ -18,7 +18,7 @@ from fedtailor.core.task import Batch
 from fedtailor.training.batches import Batches, Plan, gather
 from fedtailor.training.optimizer import Optimizer, clip_factor
 from fedtailor.training.phase import Phase, collected
-from fedtailor.training.step_graph.replay import Memory, memory_for
+from fedtailor.training.step_graph.replay import StepBuffers, memory_for
 
 
 class Trainable:
@@ -45,10 +45,10 @@ class Collected:
     def __init__(self) -> None:
         self.rows: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def add(self, aux: Tensor | tuple[()], batches: Sequence[Batch]) -> None:
+    def add(self, outputs: Tensor | tuple[()], batches: Sequence[Batch]) -> None:
         """Keep the values of one step."""
         labels = torch.cat([batch.y for batch in batches])
-        self.rows.append((collected(aux).clone(), labels, torch.cat([batch.weight for batch in batches])))
+        self.rows.append((collected(outputs).clone(), labels, torch.cat([batch.weight for batch in batches])))
 
     def tensors(self) -> list[Tensor]:
         """Return values, labels and weights, concatenated over the steps."""
@@ -58,7 +58,7 @@ class Collected:
 class GradientSteps:
     """Steps of the optimizer down the gradient of a loss."""
 
-    def __init__(self, phase: Phase, memory: Memory) -> None:
+    def __init__(self, phase: Phase, memory: StepBuffers) -> None:
         self.phase, self.memory = phase, memory
         pairs = list(zip(memory.params, phase.buffers, strict=True))
         self.own = Trainable([leaf for leaf, fixed in pairs if not fixed])
@@ -84,16 +84,16 @@ class GradientSteps:
         """Return the loss, the gradients, the updated buffers and the values to collect, if any."""
         with torch.enable_grad():
             leaves = merge(self.own.leaves, self.buffers, self.phase.buffers)
-            loss, buffers, aux = self.phase.evaluate(leaves, self.memory.context, batch, key)
+            loss, buffers, outputs = self.phase.evaluate(leaves, self.memory.context, batch, key)
             gradients = self.own.gradients(loss)
-        values = [aux] if isinstance(aux, Tensor) else []
+        values = [outputs] if isinstance(outputs, Tensor) else []
         return [loss.detach(), *gradients, *self.memory.apart([*buffers, *values])]
 
 
 class CustomSteps:
     """Steps by a rule of the algorithm's own."""
 
-    def __init__(self, phase: Phase, memory: Memory) -> None:
+    def __init__(self, phase: Phase, memory: StepBuffers) -> None:
         self.phase, self.memory = phase, memory
         self.loss_sum = torch.zeros(())
 
@@ -107,8 +107,8 @@ class CustomSteps:
     def _advance(self, batch: Any, key: Key) -> list[Tensor]:
         """Return the new parameters, and the values to collect, if any."""
         with torch.no_grad():
-            params, aux = self.phase.advance(self.memory.params, self.memory.context, batch, key)
-        return self.memory.apart([*params, aux] if isinstance(aux, Tensor) else params)
+            params, outputs = self.phase.advance(self.memory.params, self.memory.context, batch, key)
+        return self.memory.apart([*params, outputs] if isinstance(outputs, Tensor) else params)
 
 
 def train_one(
@@ -128,9 +128,9 @@ def train_one(
         for step in range(count):
             first = step * per_step
             batch = source[step] if per_step == 1 else tuple(source[first + number] for number in range(per_step))
-            aux = taker.take(step, batch, key.at(numbers[step]))
+            outputs = taker.take(step, batch, key.at(numbers[step]))
             if collect == "all" or (collect == "last" and first >= plan.last_epoch):
-                kept.add(aux, (batch,) if isinstance(batch, Batch) else batch)
+                kept.add(outputs, (batch,) if isinstance(batch, Batch) else batch)
         result = [*memory.result(), torch.tensor(count), taker.loss_sum / max(count, 1)]
     if collect != "none":
         if not kept.rows:
@@ -147,8 +147,8 @@ def nothing_collected(
     batch = blank if phase.amount.per_step == 1 else (blank,) * phase.amount.per_step
     evaluate = phase.advance if phase.step is not None else phase.evaluate
     with torch.no_grad():
-        aux = collected(evaluate(params, context, batch, key)[-1])
-    return aux[:0], blank.y[:0], blank.weight[:0]
+        outputs = collected(evaluate(params, context, batch, key)[-1])
+    return outputs[:0], blank.y[:0], blank.weight[:0]
 
 
 def merge(trained: Sequence[Tensor], buffers: Sequence[Tensor], is_buffer: Sequence[bool]) -> list[Tensor]:

@@ -23,7 +23,7 @@ class StepOutput(NamedTuple):
     """What a custom step returns: new parameters (the whole tree), and values to collect per example."""
 
     params: tree.Tree
-    aux: Tensor | tuple[()] = ()
+    outputs: Tensor | tuple[()] = ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Phase:
             output = self.loss(self.task, params_tree, context_tree, batch, key)
         _check_output(self.loss, output)
         if not (output.buffers or self.has_buffers):
-            return output.loss, [], output.aux
+            return output.loss, [], output.outputs
         updated = tree.paths(params_tree)
         _check_buffers(self.loss, output.buffers, {**updated, **tree.paths(context_tree)})
         buffers = [
@@ -76,7 +76,7 @@ class Phase:
             for (path, leaf), is_buffer in zip(updated.items(), self.buffers, strict=True)
             if is_buffer
         ]
-        return output.loss, buffers, output.aux
+        return output.loss, buffers, output.outputs
 
     def advance(
         self, params: Sequence[Tensor], context: Sequence[Tensor], batches: Any, key: Any
@@ -95,7 +95,7 @@ class Phase:
                 f"step {_name(self.step)} must return parameters of the names and shapes that it was given, "
                 f"{_shapes(old)}, got {_shapes(new)}"
             )
-        return [new[path] for path in old], output.aux
+        return [new[path] for path in old], output.outputs
 
 
 def structure(value: tree.Tree) -> tree.Tree:
@@ -103,15 +103,15 @@ def structure(value: tree.Tree) -> tree.Tree:
     return tree.map(lambda _: _LEAF, value)
 
 
-def collected(aux: Tensor | tuple[()]) -> Tensor:
+def collected(outputs: Tensor | tuple[()]) -> Tensor:
     """Return values to collect, which must be there.
 
     Raises:
         TypeError: the loss returned none.
     """
-    if not isinstance(aux, Tensor):
-        raise TypeError("a loss with collect must return aux")
-    return aux.detach().to(torch.get_default_dtype()) if aux.dtype == torch.bfloat16 else aux.detach()
+    if not isinstance(outputs, Tensor):
+        raise TypeError("a loss with collect must return outputs")
+    return outputs.detach().to(torch.get_default_dtype()) if outputs.dtype == torch.bfloat16 else outputs.detach()
 
 
 def _shapes(leaves: Mapping[str, Tensor]) -> str:
@@ -130,8 +130,8 @@ def _check_output(function: Callable[..., Any], output: Any) -> None:
     if not isinstance(output.loss, Tensor) or output.loss.dim() != 0:
         got = tuple(output.loss.shape) if isinstance(output.loss, Tensor) else type(output.loss).__name__
         raise TypeError(f"loss {_name(function)} must return a scalar tensor as its loss, got {got}")
-    if not isinstance(output.aux, Tensor) and output.aux != ():
-        raise TypeError(f"loss {_name(function)}: aux must be a tensor or (), got {type(output.aux).__name__}")
+    if not isinstance(output.outputs, Tensor) and output.outputs != ():
+        raise TypeError(f"loss {_name(function)}: outputs must be a tensor or (), got {type(output.outputs).__name__}")
 
 
 def _check_buffers(function: Callable[..., Any], buffers: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> None:

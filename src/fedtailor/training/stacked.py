@@ -164,7 +164,7 @@ class _Run:
         words = [word.first(active) for word in self.key.words[:3]]
         leaves = [leaf[:active] for leaf in self.params]
         context = [leaf.first(active) for leaf in self.context]
-        aux = self._advance(step, active, leaves, context, batches, words)
+        outputs = self._advance(step, active, leaves, context, batches, words)
         if self.phase.collect != "none":
             labels = torch.cat([batch.y for batch in batches], 1)
             weight = torch.cat([batch.weight for batch in batches], 1)
@@ -172,7 +172,7 @@ class _Run:
                 first = [plan.last_epoch for plan in self.plans[:active]]
                 late = torch.tensor(first) <= step * self.phase.amount.per_step
                 weight = weight * late[:, None]
-            self.rows.append((_fill(collected(aux), self), _fill(labels, self), _fill(weight, self)))
+            self.rows.append((_fill(collected(outputs), self), _fill(labels, self), _fill(weight, self)))
 
     def _batches(self, step: int, active: int) -> list[Batch]:
         """Return the batches of a step, padded to the longest of the active clients."""
@@ -218,12 +218,12 @@ class _Run:
         if phase.step is not None:
             for leaf, value in zip(leaves, output[0], strict=True):
                 leaf.copy_(value)
-            aux: Tensor | tuple[()] = output[1]
-            return aux
-        gradients, loss, buffers, aux = output
+            outputs: Tensor | tuple[()] = output[1]
+            return outputs
+        gradients, loss, buffers, outputs = output
         self._apply(step, active, gradients, buffers)
         self.loss_sum[:active] += loss
-        return aux
+        return outputs
 
     def _apply(self, step: int, active: int, gradients: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
         """Take the optimizer's step and write the buffers."""
@@ -250,11 +250,11 @@ def _gradients(
     buffers = [leaf for leaf, fixed in zip(params, is_buffer, strict=True) if fixed]
 
     def objective(leaves: list[Tensor]) -> tuple[Tensor, tuple[Tensor, list[Tensor], Tensor | tuple[()]]]:
-        loss, updated, aux = phase.evaluate(merge(leaves, buffers, is_buffer), context, batch, key)
-        return loss, (loss, updated, aux)
+        loss, updated, outputs = phase.evaluate(merge(leaves, buffers, is_buffer), context, batch, key)
+        return loss, (loss, updated, outputs)
 
-    gradients, (loss, updated, aux) = torch.func.grad(objective, has_aux=True)(trained)
-    return gradients, loss, updated, aux
+    gradients, (loss, updated, outputs) = torch.func.grad(objective, has_aux=True)(trained)
+    return gradients, loss, updated, outputs
 
 
 def _fill(active: Tensor, run: _Run) -> Tensor:

@@ -18,16 +18,16 @@ from fedtailor.training.blocks import Trained, cached_features, classification_l
 Layers = Literal["all", "head"]
 
 
-class Tuned(NamedTuple):
+class FineTuned(NamedTuple):
     """A client's tuned model, and the gradient steps that it took."""
 
     model: Params
     steps: Tensor  # ()
 
 
-def not_tuned(model: Params) -> Tuned:
+def untuned(model: Params) -> FineTuned:
     """Return a model as it is, in the form of a tuned one."""
-    return Tuned(model, torch.zeros((), dtype=torch.int64))
+    return FineTuned(model, torch.zeros((), dtype=torch.int64))
 
 
 def train_head(
@@ -61,17 +61,17 @@ def frozen_body_loss(task: Task, head: Params, body: Params, batch: Batch, key: 
 
 def tune(
     task: Task, model: Params, data: ExampleSet, *, key: Key, training: Training, epochs: int, layers: Layers
-) -> Tuned:
+) -> FineTuned:
     """Train a copy of a whole model, or of its head alone, by cross-entropy; without epochs it is the model itself."""
     if epochs == 0:
-        return not_tuned(model)
+        return untuned(model)
     key = key.fold("finetune")
     if layers == "head":
         body, head = task.pick(model, *BODY), task.pick(model, "head")
         tuned = train_head(task, body, head, data, key=key, training=training, epochs=epochs)
     else:
         tuned = train(task, classification_loss, model, data=data, key=key, training=training, epochs=epochs)
-    return Tuned({**model, **tuned.params}, tuned.steps)
+    return FineTuned({**model, **tuned.params}, tuned.steps)
 
 
 def train_rounds(

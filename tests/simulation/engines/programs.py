@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import torch
 
-from fedtailor.core.engine import Job, Ragged
-from fedtailor.simulation.programs import Common
+from fedtailor.core.engine import ExampleIndices, Job
+from fedtailor.simulation.programs import SharedInputs
 
 
 class Row(NamedTuple):
     """What these programs know of a client."""
 
     client: torch.Tensor
-    train: Ragged
+    train: ExampleIndices
     state: object
 
 
@@ -29,14 +29,14 @@ class Picky(Exception):
 
 def job(client, size=1, task=None, state=()):
     """Return a job whose examples are numbered 1 to ``size``, of weight 1."""
-    examples = Ragged(torch.arange(1, size + 1), torch.ones(size))
+    examples = ExampleIndices(torch.arange(1, size + 1), torch.ones(size))
     return Job(client, task, Row(torch.tensor(client), examples, state), size)
 
 
 def data(x, y=None, shared=()):
     """Return what is common, with these tables."""
     words = torch.tensor(0), torch.tensor(1)
-    return Common(x, torch.arange(len(x)) if y is None else y, torch.empty(3, 0), *words, shared)
+    return SharedInputs(x, torch.arange(len(x)) if y is None else y, torch.empty(3, 0), *words, shared)
 
 
 def total(task, common, row):

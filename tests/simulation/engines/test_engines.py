@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedtailor.simulation.engines.batched as batched
-from fedtailor.core.engine import Failure, Job, Ragged
+from fedtailor.core.engine import ExampleIndices, Failure, Job
 from fedtailor.simulation import engines
 from fedtailor.simulation.engines import EngineOptions, build_engine
 from fedtailor.simulation.engines.batched import Batched
@@ -26,14 +26,14 @@ every_engine = pytest.mark.parametrize("engine", ENGINES.values(), ids=list(ENGI
 
 class Row(NamedTuple):
     client: torch.Tensor
-    train: Ragged
+    train: ExampleIndices
     state: dict
 
 
 def job(client, size=None, task=None):
     """Return a job whose examples are numbered 1 to ``size``, of weight 1."""
     size = client if size is None else size
-    examples = Ragged(torch.arange(1, size + 1), torch.ones(size))
+    examples = ExampleIndices(torch.arange(1, size + 1), torch.ones(size))
     return Job(client, task or TASK, Row(torch.tensor(client), examples, {"a": (torch.ones(2),), "b": ()}), size)
 
 

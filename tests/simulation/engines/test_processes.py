@@ -22,7 +22,7 @@ from fedtailor.models import build_model
 from fedtailor.simulation.engines import seats, tables
 from fedtailor.simulation.engines.processes import Processes
 from fedtailor.simulation.engines.reference import Reference
-from fedtailor.simulation.engines.seats import Seat
+from fedtailor.simulation.engines.seats import WorkerProcess
 from fedtailor.simulation.programs import train_program
 from fedtailor.testing.runs import assert_same_runs, run
 from simulation.engines import programs
@@ -346,7 +346,7 @@ def test_what_cannot_be_sent_later_is_named_too(pool, monkeypatch):
 
 def test_a_place_that_is_stopped_while_its_process_starts_runs_nothing(monkeypatch):
     """An interruption finds no process to end yet; the one that comes then must not work for minutes."""
-    seat, original = Seat(), subprocess.Popen
+    seat, original = WorkerProcess(), subprocess.Popen
 
     def slow(*arguments, **options):
         process = original(*arguments, **options)

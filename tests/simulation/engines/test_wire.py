@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from contract.subjects import ALGORITHMS, build
-from fedtailor.core.engine import Ragged
+from fedtailor.core.engine import ExampleIndices
 from fedtailor.core.rng import new_key
 from fedtailor.simulation.engines import tables
 from fedtailor.simulation.engines.wire import Layout, Unsendable, decode, encode, lay_flat, stand_up
@@ -37,11 +37,11 @@ def test_tables_are_written_once_and_removed():
 
 def test_structures_and_parameters_travel():
     value = {
-        "row": Row(torch.ones(2), Ragged(torch.ones(1), torch.ones(1)), ()),
+        "row": Row(torch.ones(2), ExampleIndices(torch.ones(1), torch.ones(1)), ()),
         "p": nn.Parameter(torch.ones(2), False),
     }
     found = decode(encode(value | {"same": value["p"]}))
-    assert isinstance(found["row"].train, Ragged) and found["row"].state == ()
+    assert isinstance(found["row"].train, ExampleIndices) and found["row"].state == ()
     assert type(found["p"]) is nn.Parameter and not found["p"].requires_grad and found["same"] is found["p"]
 
 

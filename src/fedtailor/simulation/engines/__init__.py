@@ -38,7 +38,7 @@ class EngineOptions:
         check_options(self, owner="engine")
 
 
-class Choice(NamedTuple):
+class EngineChoice(NamedTuple):
     """An engine, and why it is this one."""
 
     engine: Engine
@@ -66,10 +66,10 @@ def build_engine(options: EngineOptions) -> Engine:
 
 def choose_engine(
     options: EngineOptions, algorithm: Algorithm[Any, Any, Any], federation: Federation, protocol: Protocol
-) -> Choice:
+) -> EngineChoice:
     """Build the engine that the options name; ``auto`` chooses by what is to be run."""
     if options.name != "auto":
-        return Choice(build_engine(options))
+        return EngineChoice(build_engine(options))
     from fedtailor.simulation.engines.auto import choose
 
     return choose(algorithm, federation, protocol, options.workers)

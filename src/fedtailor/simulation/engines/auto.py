@@ -17,7 +17,7 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Federation
 from fedtailor.core.schedule import Protocol
 from fedtailor.core.task import Training
-from fedtailor.simulation.engines import Choice
+from fedtailor.simulation.engines import EngineChoice
 from fedtailor.simulation.engines.processes import Processes, encode_map, encode_task
 from fedtailor.simulation.engines.workers import Workers, physical_cores
 from fedtailor.simulation.programs import train_program
@@ -38,7 +38,7 @@ def choose(
     workers: int = 0,
     *,
     measure: Callable[[Algorithm[Any, Any, Any], Federation], float] | None = None,
-) -> Choice:
+) -> EngineChoice:
     """Choose between threads and processes.
 
     Args:
@@ -50,25 +50,27 @@ def choose(
     """
     count = workers or physical_cores()
     if count == 1:
-        return Choice(Workers(count), "engine workers: there is one core to use.")
+        return EngineChoice(Workers(count), "engine workers: there is one core to use.")
     steps = expected_steps(algorithm, federation, protocol)
     if steps * SHORT_STEP / count <= WORTH_A_START:
-        return Choice(Workers(count), f"engine workers: processes are not worth their start for {steps:.0f} steps.")
+        return EngineChoice(
+            Workers(count), f"engine workers: processes are not worth their start for {steps:.0f} steps."
+        )
     try:
         seconds = (measure or step_seconds)(algorithm, federation)
     except Exception as error:  # whatever a user's model raises: the run will say so of every client
-        return Choice(Workers(count), f"engine workers: a plain step of training failed, {error}")
+        return EngineChoice(Workers(count), f"engine workers: a plain step of training failed, {error}")
     took = f"a plain step takes {1e3 * seconds:.2g} ms"
     if seconds >= SHORT_STEP:
-        return Choice(Workers(count), f"engine workers: {took}, long enough for threads.", seconds)
+        return EngineChoice(Workers(count), f"engine workers: {took}, long enough for threads.", seconds)
     total = steps * seconds / count
     if total <= WORTH_A_START:
         rest = f"processes are not worth their start for about {total:.0f} s"
-        return Choice(Workers(count), f"engine workers: {took}, and {rest}.", seconds)
+        return EngineChoice(Workers(count), f"engine workers: {took}, and {rest}.", seconds)
     problem = obstacle(algorithm, federation)
     if problem:
-        return Choice(Workers(count), f"engine workers: {took}, too short for threads, but {problem}", seconds)
-    return Choice(Processes(count), f"engine processes: {took}, too short for threads.", seconds)
+        return EngineChoice(Workers(count), f"engine workers: {took}, too short for threads, but {problem}", seconds)
+    return EngineChoice(Processes(count), f"engine processes: {took}, too short for threads.", seconds)
 
 
 def expected_steps(algorithm: Algorithm[Any, Any, Any], federation: Federation, protocol: Protocol) -> float:
@@ -90,7 +92,7 @@ def _client_steps(training: Training, size: int) -> int:
 def step_seconds(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> float:
     """Return what a plain step of training takes, in seconds of processor time: others who work here do not count."""
     sizes = _sizes(federation)
-    client = federation.able[sizes.index(_median(sizes))]
+    client = federation.trainable_clients[sizes.index(_median(sizes))]
     task, key = federation.task(client), rng.new_key(0, purpose="timing")
     data, params = federation.data(client).train, task.model.init(key)
     step = partial(train, task, classification_loss, params, data=data, key=key, training=algorithm.training)
@@ -120,7 +122,7 @@ def obstacle(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> str
 
 
 def _sizes(federation: Federation) -> list[int]:
-    return [len(federation.splits[client].train) for client in federation.able]
+    return [len(federation.splits[client].train) for client in federation.trainable_clients]
 
 
 def _median(sizes: Sequence[int]) -> int:

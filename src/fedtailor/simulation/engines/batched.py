@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import tree
-from fedtailor.core.engine import Failure, Job, Program, Ragged, one_thread
+from fedtailor.core.engine import ExampleIndices, Failure, Job, Program, one_thread
 from fedtailor.core.per_example import cut
 from fedtailor.simulation.engines.reference import run_job
 
@@ -83,8 +83,8 @@ def run_stacked(program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]
 def _stack(rows: Sequence[Any]) -> Any:
     """Stack trees; example lists are padded at the end with position 0 and weight 0."""
     first = rows[0]
-    if isinstance(first, Ragged):
-        return Ragged(*(_pad(column) for column in zip(*rows, strict=True)))
+    if isinstance(first, ExampleIndices):
+        return ExampleIndices(*(_pad(column) for column in zip(*rows, strict=True)))
     if isinstance(first, Tensor):
         return torch.stack(list(rows))
     if isinstance(first, dict):

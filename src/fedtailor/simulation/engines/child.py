@@ -25,7 +25,7 @@ from fedtailor.simulation.engines.reference import run_job
 from fedtailor.simulation.engines.tables import Mapped
 from fedtailor.simulation.engines.wire import Unsendable, decode, encode, read_frame, write_frame
 from fedtailor.simulation.engines.workers import keep_pages
-from fedtailor.simulation.programs import Common
+from fedtailor.simulation.programs import SharedInputs
 
 
 class Settings(NamedTuple):
@@ -96,7 +96,7 @@ class _Desk:
 
     def _map(self, program: Program, common: Any) -> None:
         self.program, self.common = program, common
-        if isinstance(common, Common):
+        if isinstance(common, SharedInputs):
             self.common = common._replace(x=self.tables[0], y=self.tables[1])
 
     def _job(self, task: int, client: int, row: Any, size: int) -> Any:

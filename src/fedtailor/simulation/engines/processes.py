@@ -19,11 +19,11 @@ import torch
 from fedtailor.core.engine import Job, Program
 from fedtailor.core.task import Task
 from fedtailor.simulation.engines.child import Settings
-from fedtailor.simulation.engines.seats import Parcel, Seat, cannot_send
+from fedtailor.simulation.engines.seats import Payload, WorkerProcess, cannot_send
 from fedtailor.simulation.engines.tables import Tables
 from fedtailor.simulation.engines.wire import Unsendable, encode
 from fedtailor.simulation.engines.workers import physical_cores
-from fedtailor.simulation.programs import Common
+from fedtailor.simulation.programs import SharedInputs
 
 _ELSEWHERE = torch.empty(0)
 """In place of the tables, which go by file."""
@@ -54,11 +54,11 @@ class Processes:
             parcel = self._pool.pack(program, common, jobs)
             return self._run(parcel, jobs)
 
-    def _run(self, parcel: Parcel, jobs: Sequence[Job]) -> list[Any]:
+    def _run(self, parcel: Payload, jobs: Sequence[Job]) -> list[Any]:
         outputs: list[Any] = [None] * len(jobs)
         waiting = deque(sorted(range(len(jobs)), key=lambda position: (-jobs[position].size, position)))
 
-        def feed(seat: Seat) -> None:
+        def feed(seat: WorkerProcess) -> None:
             while True:
                 try:
                     position = waiting.popleft()
@@ -99,22 +99,22 @@ class _Pool:
         self.settings: Settings | None = None
         self.changes = self.maps = 0
         """How often the settings were other ones, and how many maps there were."""
-        self.seats = [Seat() for _ in range(count)]
+        self.seats = [WorkerProcess() for _ in range(count)]
         self.tasks: list[tuple[Task, memoryview]] = []
         """Every task that was ever sent, and what was sent: kept, so that no other task can be taken for it."""
 
-    def pack(self, program: Program, common: Any, jobs: Sequence[Job]) -> Parcel:
+    def pack(self, program: Program, common: Any, jobs: Sequence[Job]) -> Payload:
         """Encode what is the same for several clients, once."""
         if self.settings != Settings.here():
             self.settings, self.changes = Settings.here(), self.changes + 1
         frames = {"settings": (self.changes, encode(("settings", self.settings)))}
-        if isinstance(common, Common):
+        if isinstance(common, SharedInputs):
             files = self.tables.put(common.x, common.y)
             frames["tables"] = (self.tables.number, encode(("tables", files)))
             common = common._replace(x=_ELSEWHERE, y=_ELSEWHERE)
         self.maps += 1
         frames["map"] = (self.maps, encode_map(program, common))
-        return Parcel(str(self.tables.folder or ""), frames, self._number_tasks(jobs))
+        return Payload(str(self.tables.folder or ""), frames, self._number_tasks(jobs))
 
     def _number_tasks(self, jobs: Sequence[Job]) -> dict[int, tuple[int, memoryview]]:
         """Return number and encoding of the tasks of jobs, by their identity."""

@@ -25,7 +25,7 @@ serve(folder)
 _PATIENCE = 10  # seconds for a process to end by itself
 
 
-class Parcel(NamedTuple):
+class Payload(NamedTuple):
     """What a child must know before the jobs of a map."""
 
     folder: str
@@ -41,7 +41,7 @@ class Parcel(NamedTuple):
         return {**self.frames, f"task {number}": (number, data)}
 
 
-class Seat:
+class WorkerProcess:
     """A place for one child process, used by one thread at a time."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Seat:
         self._parent = os.getpid()
         self._stopped = False
 
-    def run(self, parcel: Parcel, job: Job) -> Any:
+    def run(self, parcel: Payload, job: Job) -> Any:
         """Return the output of a job; :class:`Failure` where it raised or the process ended.
 
         Raises:
@@ -67,7 +67,7 @@ class Seat:
                     self._told[key] = number
             return self._ask(_encode_job(parcel.tasks[id(job.task)][0], job))
         except (EOFError, OSError):
-            return Failure(RuntimeError(f"the process of this client {self._bury()}"))
+            return Failure(RuntimeError(f"the process of this client {self._reap()}"))
 
     def _ask(self, request: bytes | memoryview) -> Any:
         """Return the answer to a request.
@@ -112,7 +112,7 @@ class Seat:
             assert self._process.stdout is not None
             decode(read_frame(self._process.stdout))
         except (EOFError, OSError) as error:
-            how = self._bury() if isinstance(error, EOFError) else f"could not be started: {error}"
+            how = self._reap() if isinstance(error, EOFError) else f"could not be started: {error}"
             raise RunError(
                 f"a process of engine 'processes' {how} before it was ready. engine.name = \"workers\" needs none.",
                 key="engine.name",
@@ -129,10 +129,10 @@ class Seat:
     def leave(self) -> None:
         """End the process, if there is one; in a fork of the process that started it, do nothing."""
         if self._process is not None and self._parent == os.getpid():
-            self._bury()
+            self._reap()
         self._stopped = False
 
-    def _bury(self) -> str:
+    def _reap(self) -> str:
         """See to it that the process is gone; return how it ended, in words."""
         process, self._process, self._ready = self._process, None, False
         if process is None:

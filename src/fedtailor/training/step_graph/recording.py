@@ -41,7 +41,7 @@ class CannotRecord(Exception):
     """A replay would not repeat what the function does, or would not be faster."""
 
 
-class Recording:
+class StepGraph:
     """What a function did; :meth:`replay` does it again."""
 
     def __init__(self, outputs: Sequence[Tensor], calls: Sequence[Callable[[], Any]], recorder: _Recorder) -> None:
@@ -65,7 +65,7 @@ class Recording:
                 call()
 
 
-def record(function: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -> Recording:
+def record(function: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -> StepGraph:
     """Run ``function`` once and return its recording.
 
     Args:
@@ -84,7 +84,7 @@ def record(function: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -
     finally:
         _current.recorder = None
     with torch.no_grad():
-        return Recording(outputs, [step.call() for step in recorder.steps], recorder)
+        return StepGraph(outputs, [step.call() for step in recorder.steps], recorder)
 
 
 def host_call(function: Callable[..., Tensor], places: Sequence[Tensor]) -> Tensor:

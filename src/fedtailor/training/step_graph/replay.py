@@ -24,7 +24,7 @@ from fedtailor.core import tree
 from fedtailor.core.rng import Key, join_key
 from fedtailor.core.task import Batch
 from fedtailor.training.phase import Phase
-from fedtailor.training.step_graph.recording import MOST_BYTES, CannotRecord, Recording, memory_of, record
+from fedtailor.training.step_graph.recording import MOST_BYTES, CannotRecord, StepGraph, memory_of, record
 
 _OFTEN = 16
 """Steps of one shape before it is recorded, which costs as much as several steps."""
@@ -38,7 +38,7 @@ Function = Callable[[Any, Key], list[Tensor]]
 """``function(batch or tuple of batches, key)``: reads parameters and context from the memory."""
 
 
-class Memory:
+class StepBuffers:
     """Copies of the parameters of a phase, channels last for convolutions, and its context."""
 
     def __init__(self, phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor], *, kept: bool) -> None:
@@ -49,7 +49,7 @@ class Memory:
         """Whether a later phase may take it over."""
         self.again = False
         """Whether one has: what is trained once is not worth a recording."""
-        self.shapes: dict[Hashable, Shape] = {}
+        self.shapes: dict[Hashable, ShapeCache] = {}
         self._places = {memory_of(leaf) for leaf in self.params}
 
     @property
@@ -85,17 +85,17 @@ class Memory:
         if form not in self.shapes:
             if not self.again or len(self.shapes) == _MOST_SHAPES:
                 return function(batch, key)
-            self.shapes[form] = Shape([*self.params, *self.context])
+            self.shapes[form] = ShapeCache([*self.params, *self.context])
         return self.shapes[form].run(function, batch, key)
 
 
-class Shape:
+class ShapeCache:
     """The steps of one memory whose batches have one shape."""
 
     def __init__(self, held: Sequence[Tensor]) -> None:
         self.refused = ""
         """Why there is no recording, if there will be none."""
-        self.recording: Recording | None = None
+        self.recording: StepGraph | None = None
         self._held, self._seen, self._right = held, 0, 0
         self._own: list[tuple[int, Tensor]] = []
 
@@ -149,7 +149,7 @@ class _Kept(threading.local):
     """The memories of this thread, the latest last."""
 
     def __init__(self) -> None:
-        self.memories: dict[Hashable, Memory] = {}
+        self.memories: dict[Hashable, StepBuffers] = {}
         self.run = _Run.number
         self.plain = False
         """Whether steps are neither recorded nor replayed."""
@@ -174,14 +174,14 @@ def plain_steps() -> Iterator[None]:
 
 
 @contextmanager
-def memory_for(phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor]) -> Iterator[Memory]:
+def memory_for(phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor]) -> Iterator[StepBuffers]:
     """Lend the memory of an earlier phase of this thread that differed in values only, or a new one."""
     if _kept.run != _Run.number:
         _kept.memories, _kept.run = {}, _Run.number
     name = _name(phase, params, context)
     memory = _kept.memories.pop(name, None) if name is not None else None  # nobody else gets it meanwhile
     if memory is None:
-        memory = Memory(phase, params, context, kept=name is not None)
+        memory = StepBuffers(phase, params, context, kept=name is not None)
     else:
         memory.load(params, context)
     try:
