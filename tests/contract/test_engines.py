@@ -11,7 +11,7 @@ from fedtailor.simulation.engines.workers import Workers
 from fedtailor.testing.engines import Padded, Shuffled
 from fedtailor.testing.runs import assert_close_runs, assert_same_bits, assert_same_runs, run, scores_of
 from fedtailor.training.step_graph import replay
-from fedtailor.training.step_graph.recording import Recording
+from fedtailor.training.step_graph.recording import StepGraph
 
 
 @cases("stacked", models=("mlp", "cnn", "module"))
@@ -91,7 +91,7 @@ def test_recorded_steps_give_the_same_bits(algorithm, model, monkeypatch):
     monkeypatch.setattr(replay, "_OFTEN", 10**9)
     plain = run(build(algorithm), Workers(1), world(model))
     monkeypatch.setattr(replay, "_OFTEN", 0)
-    replays, original = [], Recording.replay
-    monkeypatch.setattr(Recording, "replay", lambda recording: replays.append(original(recording)))
+    replays, original = [], StepGraph.replay
+    monkeypatch.setattr(StepGraph, "replay", lambda recording: replays.append(original(recording)))
     assert_same_runs(plain, run(build(algorithm), Workers(1), world(model)))
     assert len(replays) > replay._TRIALS  # some were not trials
