@@ -92,7 +92,8 @@ def build_model(
         )
         return model
     from fedtailor.core.rng import new_key
-    from fedtailor.models.module import seeded_generator, wrap
+    from fedtailor.models.generator import seeded_generator
+    from fedtailor.models.module import wrap
 
     function = find_target(spec, what="model", key="model.name")
     with seeded_generator(new_key(0, purpose="model function")):

@@ -6,7 +6,7 @@ import copy
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +14,9 @@ from torch import Tensor, nn
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
+from fedtailor.models.module_model import ModuleModel
 from fedtailor.models.structure import refusal
 from fedtailor.models.substitutes import Call, calling
-
-if TYPE_CHECKING:
-    from fedtailor.models.module import ModuleModel
 
 ROWS = 3
 

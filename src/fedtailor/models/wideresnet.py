@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from fedtailor.core.options import check_value
 from fedtailor.models.images import check_images
 from fedtailor.models.layers import Shape
-from fedtailor.models.module import ModuleModel, from_module
+from fedtailor.models.module import from_module
+from fedtailor.models.module_model import ModuleModel
 
 Norm = Literal["group", "batch"]
 

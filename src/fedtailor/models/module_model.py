@@ -1,0 +1,132 @@
+"""The functional model around a user's ``torch.nn.Module``."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Literal, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedtailor.core.rng import Key
+from fedtailor.core.task import Params
+from fedtailor.models.generator import seeded_generator
+from fedtailor.models.structure import Owned, body_skeleton, owned_tensors
+from fedtailor.models.substitutes import Call, calling
+
+T = TypeVar("T")
+Start = Literal["reset", "given"]
+
+NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+class _Skeletons(threading.local):
+    """The modules of this thread: a call swaps parameters into a module, so threads must not share one."""
+
+    def __init__(self) -> None:
+        self.of: WeakKeyDictionary[ModuleModel, dict[tuple[torch.dtype, torch.device], nn.Module]]
+        self.of = WeakKeyDictionary()
+
+
+_skeletons = _Skeletons()
+
+
+class ModuleModel:
+    """A functional model around a module; built by ``from_module``, satisfies ``core.task.Model``.
+
+    Parameters keep the module's names. Parameters with ``requires_grad=False``, and buffers other than those of
+    batch normalization, are constants of the model: neither trained nor sent.
+    """
+
+    def __init__(self, template: nn.Module, head_name: str, start: Start) -> None:
+        self.head_name = head_name
+        layer = template.get_submodule(head_name)
+        assert isinstance(layer, nn.Linear)
+        owned = owned_tensors(template)
+        self.feature_dim = layer.in_features
+        self.shapes = {name: tuple(entry.tensor.shape) for name, entry in owned.items()}
+        self.groups = {name: self._group(entry) for name, entry in owned.items()}
+        self.norm = frozenset(name for name, entry in owned.items() if isinstance(entry.layer, NORM_LAYERS))
+        self.skeleton = body_skeleton(template, head_name)
+        """The module without its head; never run itself, threads copy it."""
+        self._template = template
+        self._start = start
+        self._body = [name for name, group in self.groups.items() if group != "head"]
+
+    def _group(self, entry: Owned) -> str:
+        if not isinstance(entry.tensor, nn.Parameter):
+            return "buffer"
+        return "head" if entry.layer_name == self.head_name else "body"
+
+    def values(self) -> Params:
+        """Return the values that the user's module came with, in torch's default dtype."""
+        return _values(self._template)
+
+    def init(self, key: Key) -> Params:
+        """Return the parameters that training starts from, as ``from_module(..., init=...)`` asked.
+
+        ``"given"``: :meth:`values`, whatever the key. ``"reset"``: every layer's ``reset_parameters``, with randomness
+        from the key. Layers reset before the modules that hold them, so a ``reset_parameters`` of the user's own module
+        has the last word. Parameters that no such method reaches keep the values that the user's module came with.
+        The key is a single one, not a stack of keys.
+        """
+        if self._start == "given":
+            return outside_transforms(self.values)
+        with seeded_generator(key):
+            return outside_transforms(partial(_fresh_values, self._template))
+
+    def features(self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool) -> tuple[Tensor, Params]:
+        """Return features (n, d), and in training the new statistics of batch normalization."""
+        skeleton = self._thread_skeleton(x.dtype, x.device)
+        if skeleton.training != training:
+            skeleton.train(training)
+        call = Call(weight, key)
+        with calling(call):
+            z = torch.func.functional_call(skeleton, {name: params[name] for name in self._body}, (x,))
+        return z, call.buffers
+
+    def head(self, params: Params, z: Tensor) -> Tensor:
+        """Return logits (n, classes) of features (n, d)."""
+        prefix = f"{self.head_name}." if self.head_name else ""
+        return F.linear(z, params[f"{prefix}weight"], params.get(f"{prefix}bias"))
+
+    def _thread_skeleton(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
+        """Return this thread's own module; only its constants matter, parameters are swapped in."""
+        mine = _skeletons.of.setdefault(self, {})
+        if (dtype, device) not in mine:
+            mine[dtype, device] = outside_transforms(lambda: copy.deepcopy(self.skeleton).to(device, dtype))
+        return mine[dtype, device]
+
+
+def _values(module: nn.Module) -> Params:
+    dtype = torch.get_default_dtype()
+    owned = owned_tensors(module).items()
+    return {name: entry.tensor.detach().to(dtype, copy=True).contiguous() for name, entry in owned}
+
+
+def outside_transforms(function: Callable[[], T]) -> T:
+    """Run a function that ``torch.func`` transforms must not touch: in a thread of its own, where none is active."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function).result()
+
+
+def _fresh_values(template: nn.Module) -> Params:
+    """Return the values of a copy whose layers were reset; drawn in float32, so that default dtypes agree."""
+    module = copy.deepcopy(template).float()
+    with torch.no_grad():
+        module.apply(_reset)
+    return _values(module)
+
+
+def _reset(layer: nn.Module) -> None:
+    """Reset a layer's own parameters; attention and transformers call their method ``_reset_parameters``."""
+    for method in ("reset_parameters", "_reset_parameters"):
+        if callable(getattr(layer, method, None)):
+            getattr(layer, method)()
+            return
