@@ -7,14 +7,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtailor.core.rng import Key
+from fedtailor.core.noise import unroll
+from fedtailor.core.rng import Key, join_key
 from fedtailor.core.task import Params
 from fedtailor.models.generator import seeded_generator
 from fedtailor.models.structure import Owned, body_skeleton, owned_tensors
@@ -72,14 +73,13 @@ class ModuleModel:
         """Return the parameters that training starts from, as ``from_module(..., init=...)`` asked.
 
         ``"given"``: :meth:`values`, whatever the key. ``"reset"``: every layer's ``reset_parameters``, with randomness
-        from the key. Layers reset before the modules that hold them, so a ``reset_parameters`` of the user's own module
-        has the last word. Parameters that no such method reaches keep the values that the user's module came with.
-        The key is a single one, not a stack of keys.
+        from the key. Layers reset before the modules that contain them, so ``reset_parameters`` of the user's own
+        module runs last. Parameters that no such method sets keep the values that the user's module came with.
         """
         if self._start == "given":
             return outside_transforms(self.values)
-        with seeded_generator(key):
-            return outside_transforms(partial(_fresh_values, self._template))
+        values = _FreshValues.apply(self._template, key.purpose, *key[:4])  # type: ignore[no-untyped-call]
+        return dict(zip(self.groups, values, strict=True))
 
     def features(self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool) -> tuple[Tensor, Params]:
         """Return features (n, d), and in training the new statistics of batch normalization."""
@@ -114,6 +114,39 @@ def outside_transforms(function: Callable[[], T]) -> T:
     """Run a function that ``torch.func`` transforms must not touch: in a thread of its own, where none is active."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function).result()
+
+
+class _FreshValues(torch.autograd.Function):
+    """The values of a module whose layers were reset, as a function that PyTorch gives stacked keys under ``vmap``.
+
+    The layers' own code draws from PyTorch's generator, which takes one seed: a stack of clients is a loop.
+    """
+
+    @staticmethod
+    def forward(template: nn.Module, purpose: int, *where: Tensor) -> tuple[Tensor, ...]:
+        with seeded_generator(join_key(where, purpose)):
+            values = outside_transforms(partial(_fresh_values, template))
+        return tuple(values.values())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[None, ...]:
+        return (None,) * 6
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], template: nn.Module, purpose: int, *where: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        words = [unroll(word, dim, info.batch_size) for word, dim in zip(where, in_dims[2:], strict=True)]
+        clients = [
+            _FreshValues.apply(template, purpose, *client)  # type: ignore[no-untyped-call]
+            for client in zip(*words, strict=True)
+        ]
+        stacked = tuple(torch.stack(column) for column in zip(*clients, strict=True))
+        return stacked, (0,) * len(stacked)
 
 
 def _fresh_values(template: nn.Module) -> Params:
