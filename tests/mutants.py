@@ -366,8 +366,11 @@ MUTANTS = {
     InPlaceAtServer: ["aggregate changes its input in place", "server/model/"],
     InPlaceAtBroadcast: ["broadcast changes its input in place", "server/model/"],
     GlobalRandom: ["Random numbers do not come from the key", "key.fold"],
-    Undeclared: ["does not run", "fields ['extra', 'model'] instead of ['model']"],
-    WrongShape: ["field 'model': shape (3, 1) instead of (3,) head.bias"],
+    Undeclared: [
+        "does not run",
+        "the upload has fields ['extra', 'model'] instead of ['model']. Send upload={\"model\": Mean(",
+    ],
+    WrongShape: ["field 'model': 'head.bias' has shape (3, 1) instead of (3,)"],
     WrongWeight: ["client 1 (training examples: 2)", "'model' is sent with weight 1", 'weight="num_train", which is 2'],
     StateAppears: ["The client state changes its structure", "'rounds'", "init_client"],
     ServerTypeChanges: [

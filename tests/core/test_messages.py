@@ -176,35 +176,96 @@ def model(**changes):
 NAN, INF = float("nan"), float("inf")
 SKEW = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
 BAD = {
-    "field missing": (lambda u: u.pop("head"), "fields ['covariance', 'means', 'model', 'rows'] instead of"),
-    "field too many": (lambda u: u.update(more=Each(torch.zeros(1))), "'more'"),
-    "field only sent down": (lambda u: u.update(prior=Each(torch.zeros(4))), "'prior'"),
-    "reduction": (lambda u: u.update(model=Each(u["model"].value)), "field 'model': sent as Each, declared as mean"),
-    "no entry": (lambda u: u.update(model=torch.zeros(2)), "field 'model': sent as Tensor, declared as mean"),
-    "leaf missing": (lambda u: u["model"].value.pop("b"), "field 'model': leaves ['w'] instead of ['b', 'w']"),
-    "leaf too many": (lambda u: u["model"].value.update(c=torch.zeros(1)), "field 'model': leaves ['b', 'c', 'w']"),
-    "leaf is a tree": (lambda u: u.update(model=model(b=(torch.zeros(2),))), "field 'model': leaves ['b/0', 'w']"),
-    "shape": (lambda u: u.update(model=model(b=torch.zeros(3))), "field 'model': shape (3,) instead of (2,) b"),
-    "axis": (lambda u: u.update(model=model(b=torch.zeros(1, 2))), "field 'model': shape (1, 2) instead of (2,) b"),
-    "nan": (lambda u: u["model"].value["w"].fill_(NAN), "field 'model': values that are not finite w"),
-    "inf": (lambda u: u["head"].value["own"]["weight"][:1].fill_(INF), "values that are not finite own/weight"),
-    "weight nan": (lambda u: u["model"].weight.fill_(NAN), "field 'model': weight is negative or not finite"),
-    "weight inf": (lambda u: u["model"].weight.fill_(INF), "field 'model': weight is negative or not finite"),
-    "weight negative": (lambda u: u["means"].weight[:1].fill_(-1), "field 'means': weight is negative or not finite"),
-    "too low": (lambda u: u["rows"].value[0].fill_(-0.1), "field 'rows': values outside [0, 1]"),
-    "too high": (lambda u: u["rows"].value[0].fill_(1.1), "field 'rows': values outside [0, 1]"),
-    "skew": (lambda u: u["covariance"].value.copy_(SKEW), "field 'covariance': not a symmetric positive semi-definite"),
-    "indefinite": (lambda u: u["covariance"].value[0, 0].fill_(-0.01), "not a symmetric positive semi-definite matrix"),
-}  # fmt: skip
-"""Case -> (what is done to the upload, part of the reason)."""
+    "field missing": (
+        lambda u: u.pop("head"),
+        "fields",
+        "the upload has fields ['covariance', 'means', 'model', 'rows'] instead of",
+    ),
+    "field too many": (lambda u: u.update(more=Each(torch.zeros(1))), "fields", "'more'"),
+    "field only sent down": (lambda u: u.update(prior=Each(torch.zeros(4))), "fields", "'prior'"),
+    "reduction": (
+        lambda u: u.update(model=Each(u["model"].value)),
+        "reduction",
+        "field 'model': sent as Each, declared as mean",
+    ),
+    "no entry": (
+        lambda u: u.update(model=torch.zeros(2)),
+        "reduction",
+        "field 'model': sent as Tensor, declared as mean",
+    ),
+    "leaf missing": (
+        lambda u: u["model"].value.pop("b"),
+        "leaves",
+        "field 'model': leaves ['w'] instead of ['b', 'w']",
+    ),
+    "leaf too many": (
+        lambda u: u["model"].value.update(c=torch.zeros(1)),
+        "leaves",
+        "field 'model': leaves ['b', 'c', 'w']",
+    ),
+    "leaf is a tree": (
+        lambda u: u.update(model=model(b=(torch.zeros(2),))),
+        "leaves",
+        "field 'model': leaves ['b/0', 'w']",
+    ),
+    "shape": (
+        lambda u: u.update(model=model(b=torch.zeros(3))),
+        "shape",
+        "field 'model': 'b' has shape (3,) instead of (2,)",
+    ),
+    "axis": (
+        lambda u: u.update(model=model(b=torch.zeros(1, 2))),
+        "shape",
+        "field 'model': 'b' has shape (1, 2) instead of (2,)",
+    ),
+    "nan": (
+        lambda u: u["model"].value["w"].fill_(NAN),
+        "not finite",
+        "field 'model': 'w' has values that are not finite",
+    ),
+    "inf": (
+        lambda u: u["head"].value["own"]["weight"][:1].fill_(INF),
+        "not finite",
+        "field 'head': 'own/weight' has values that are not finite",
+    ),
+    "weight nan": (
+        lambda u: u["model"].weight.fill_(NAN),
+        "weight",
+        "field 'model': weight is negative or not finite",
+    ),
+    "weight inf": (
+        lambda u: u["model"].weight.fill_(INF),
+        "weight",
+        "field 'model': weight is negative or not finite",
+    ),
+    "weight negative": (
+        lambda u: u["means"].weight[:1].fill_(-1),
+        "weight",
+        "field 'means': weight is negative or not finite",
+    ),
+    "too low": (lambda u: u["rows"].value[0].fill_(-0.1), "range", "field 'rows': it has values outside [0, 1]"),
+    "too high": (lambda u: u["rows"].value[0].fill_(1.1), "range", "field 'rows': it has values outside [0, 1]"),
+    "skew": (
+        lambda u: u["covariance"].value.copy_(SKEW),
+        "covariance",
+        "field 'covariance': it is not a symmetric positive semi-definite matrix",
+    ),
+    "indefinite": (
+        lambda u: u["covariance"].value[0, 0].fill_(-0.01),
+        "covariance",
+        "is not a symmetric positive semi-definite matrix",
+    ),
+}
+"""Case -> (what is done to the upload, kind of the problem, part of its sentence)."""
 
 
-@pytest.mark.parametrize(("spoil", "reason"), BAD.values(), ids=list(BAD))
-def test_every_kind_of_bad_upload_is_named(spoil, reason):
+@pytest.mark.parametrize(("spoil", "kind", "words"), BAD.values(), ids=list(BAD))
+def test_every_kind_of_bad_upload_is_named(spoil, kind, words):
     upload = sound()
     spoil(upload)
     found = problem_with(upload, MESSAGES)
-    assert found is not None and reason in found
+    assert found is not None and found.kind == kind and words in str(found)
+    assert (found.field == "") == (kind == "fields") and found.field in {"", *MESSAGES}
 
 
 HOSTILE = {
@@ -257,7 +318,7 @@ def test_a_covariance_per_class_is_checked_matrix_by_matrix():
     stack = torch.stack([torch.eye(3), torch.eye(3)])
     assert problem_with({"c": Mean(stack, torch.ones(2))}, field) is None
     stack[1, 0, 0] = -1
-    assert "positive semi-definite" in problem_with({"c": Mean(stack, torch.ones(2))}, field)
+    assert "positive semi-definite" in str(problem_with({"c": Mean(stack, torch.ones(2))}, field))
 
 
 def test_bytes_of_an_upload():

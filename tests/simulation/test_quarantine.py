@@ -81,13 +81,13 @@ class FaultyPAC(FedPAC):
 
 
 CASES = {
-    "nan upload": (FaultyRep, FedRep, "field 'body': values that are not finite hidden.weight"),
+    "nan upload": (FaultyRep, FedRep, "field 'body': 'hidden.weight' has values that are not finite"),
     "negative weight": (FaultyRep, FedRep, "field 'body': weight is negative or not finite"),
     "nan state": (FaultyRep, FedRep, "client state: values that are not finite"),
     "raise": (FaultyRep, FedRep, "Broken: no luck"),
-    "field": (FaultyRep, FedRep, "fields [] instead of ['body']"),
+    "field": (FaultyRep, FedRep, "the upload has fields [] instead of ['body']"),
     "kind": (FaultyRep, FedRep, "field 'body': sent as Each, declared as mean"),
-    "shape": (FaultyRep, FedRep, "field 'body': shape (1, 5, 4) instead of (5, 4) hidden.weight"),
+    "shape": (FaultyRep, FedRep, "field 'body': 'hidden.weight' has shape (1, 5, 4) instead of (5, 4)"),
 }
 
 

@@ -134,75 +134,112 @@ def _weight_of(entry: Mean | Sum | Each) -> Tensor:
     return torch.ones((), dtype=torch.float64)
 
 
-def problem_with(upload: Any, messages: Messages) -> str | None:
-    """Return why an upload must not be used, naming the field, or None if it is sound; never raises."""
+class Problem(NamedTuple):
+    """Why something that a client returns cannot be used; ``str`` of it is a sentence without its period."""
+
+    kind: Literal[
+        "failure",
+        "fields",
+        "reduction",
+        "leaves",
+        "shape",
+        "type",
+        "not finite",
+        "range",
+        "covariance",
+        "weight",
+        "state",
+        "metric",
+    ]
+    field: str
+    """Name of the field of the upload; empty if the problem is not in a field."""
+    text: str
+
+    def __str__(self) -> str:
+        return f"field '{self.field}': {self.text}" if self.field else self.text
+
+
+def problem_with(upload: Any, messages: Messages) -> Problem | None:
+    """Return why an upload must not be used, or None if it can be; never raises."""
     if not isinstance(upload, Mapping):
-        return f"no mapping but {type(upload).__name__}"
+        return Problem("fields", "", f"the upload is of type {type(upload).__name__}, not a mapping")
     expected = {name for name, field in messages.items() if field.reduction != "none"}
     if set(upload) != expected:
-        return f"fields {sorted(map(str, upload))} instead of {sorted(expected)}"
+        found = sorted(map(str, upload))
+        return Problem("fields", "", f"the upload has fields {found} instead of {sorted(expected)}")
     for name, entry in upload.items():
-        reason = _problem_with_field(entry, messages[name])
-        if reason:
-            return f"field '{name}': {reason}"
+        problem = _problem_with_entry(name, entry, messages[name])
+        if problem is not None:
+            return problem
     return None
 
 
-def _problem_with_field(entry: Mean | Sum | Each, field: Field) -> str | None:
+def _problem_with_entry(name: str, entry: Mean | Sum | Each, field: Field) -> Problem | None:
+    """Return what is wrong with the entry of a field."""
     if type(entry).__name__.lower() != field.reduction:
-        return f"sent as {type(entry).__name__}, declared as {field.reduction}"
+        return Problem("reduction", name, f"sent as {type(entry).__name__}, declared as {field.reduction}")
     shapes = field.leaf_shapes()
     try:
         leaves = tree.paths(entry.value)
     except TypeError as error:
-        return str(error)
+        return Problem("leaves", name, str(error))
     if set(leaves) != set(shapes) or len(leaves) != len(tree.leaves(entry.value)):
-        return f"leaves {sorted(leaves)} instead of {sorted(shapes)}"
+        return Problem("leaves", name, f"leaves {sorted(leaves)} instead of {sorted(shapes)}")
     for path, leaf in leaves.items():
-        reason = _problem_with_leaf(leaf, shapes[path], field)
-        if reason:
-            return f"{reason} {path}".rstrip()
-    return _problem_with_weight(entry, field)
+        problem = _problem_with_leaf(name, path, leaf, shapes[path], field)
+        if problem is not None:
+            return problem
+    return _problem_with_weight(name, entry, field)
 
 
-def _problem_with_leaf(leaf: Tensor, shape: tuple[int, ...], field: Field) -> str | None:
+def _problem_with_leaf(name: str, path: str, leaf: Tensor, shape: tuple[int, ...], field: Field) -> Problem | None:
+    """Return what is wrong with one tensor of an entry."""
+    which = f"'{path}'" if path else "it"
     if tuple(leaf.shape) != shape:
-        return f"shape {tuple(leaf.shape)} instead of {shape}"
+        return Problem("shape", name, f"{which} has shape {tuple(leaf.shape)} instead of {shape}")
     if leaf.dtype != torch.get_default_dtype():
-        return f"numbers of type {leaf.dtype} instead of {torch.get_default_dtype()}"
+        return Problem("type", name, f"{which} is of type {leaf.dtype} instead of {torch.get_default_dtype()}")
     if leaf.numel():
-        least, most = torch.aminmax(leaf)  # one pass; not a number if any entry is none
+        least, most = torch.aminmax(leaf)  # one pass; both are NaN if any entry is
         if not (math.isfinite(least) and math.isfinite(most)):
-            return "values that are not finite"
+            return Problem("not finite", name, f"{which} has values that are not finite")
         if bool(least < field.low) or bool(most > field.high):
-            return f"values outside [{field.low:g}, {field.high:g}]"
+            return Problem("range", name, f"{which} has values outside [{field.low:g}, {field.high:g}]")
     if field.kind == "covariance" and not _are_covariances(leaf):
-        return "not a symmetric positive semi-definite matrix"
+        return Problem("covariance", name, f"{which} is not a symmetric positive semi-definite matrix")
     return None
 
 
-def _problem_with_weight(entry: Mean | Sum | Each, field: Field) -> str | None:
-    """Check a weight or row mask: it must fit the leading axes of every leaf, and be what was declared."""
-    weight = entry.weight if isinstance(entry, Mean) else entry.rows if isinstance(entry, Sum) else ()
-    name = "weight" if isinstance(entry, Mean) else "rows"
-    if isinstance(weight, tuple) and not isinstance(entry, Mean):
-        return None
+def _problem_with_weight(name: str, entry: Mean | Sum | Each, field: Field) -> Problem | None:
+    """Return what is wrong with a weight or a row mask: it fits the leading axes of every leaf and the declaration."""
+    text = ""
+    if isinstance(entry, Mean):
+        text = _fault_of_weight("weight", entry.weight, field)
+    elif isinstance(entry, Sum) and not isinstance(entry.rows, tuple):
+        text = _fault_of_weight("rows", entry.rows, field)
+    return Problem("weight", name, text) if text else None
+
+
+def _fault_of_weight(what: Literal["weight", "rows"], weight: Any, field: Field) -> str:
+    """Return what is wrong with the weight of a mean or the rows of a sum, or an empty string."""
     if not isinstance(weight, Tensor):
-        return f"{name} is no tensor but {type(weight).__name__}"
+        return f"{what} is of type {type(weight).__name__}, not a tensor"
     shape = tuple(weight.shape)
-    axes = {"num_train": (0,), "equal": (0,), "class_counts": (1,)}.get(field.weight, range(9))
     fits = all(leaf_shape[: len(shape)] == shape for leaf_shape in field.leaf_shapes().values())
-    if not fits or (isinstance(entry, Mean) and len(shape) not in axes):
-        return f"{name} of shape {shape} does not fit the leading axes of the value, or the declaration"
+    if what == "weight":
+        axes = {"num_train": 0, "equal": 0, "class_counts": 1}
+        fits = fits and len(shape) == axes.get(field.weight, len(shape))
+    if not fits:
+        return f"{what} of shape {shape} does not fit the leading axes of the value, or the declaration"
     if not weight.is_floating_point():
-        return f"{name} of type {weight.dtype} instead of floating point"
+        return f"{what} of type {weight.dtype} instead of floating point"
     if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()):
-        return f"{name} is negative or not finite"
-    if isinstance(entry, Sum) and not bool(((weight == 0) | (weight == 1)).all()):
+        return f"{what} is negative or not finite"
+    if what == "rows" and not bool(((weight == 0) | (weight == 1)).all()):
         return "rows must be 0 or 1"
-    if field.weight == "equal" and isinstance(entry, Mean) and not bool((weight == 1).all()):
+    if what == "weight" and field.weight == "equal" and not bool((weight == 1).all()):
         return "weight must be 1, as declared"
-    return None
+    return ""
 
 
 def _are_covariances(matrices: Tensor) -> bool:

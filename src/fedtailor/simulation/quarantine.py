@@ -12,22 +12,27 @@ from torch import Tensor
 from fedtailor.core import tree
 from fedtailor.core.engine import Failure
 from fedtailor.core.errors import ClientError, RunError
-from fedtailor.core.message import Messages, problem_with
+from fedtailor.core.message import Messages, Problem, problem_with
 
 
-def problem_with_output(output: Any, messages: Messages) -> str | None:
-    """Return why a client's round must not be used."""
+def problem_with_output(output: Any, messages: Messages) -> Problem | None:
+    """Return why a client's round must not be used, or None if it can be."""
     if isinstance(output, Failure):
-        return describe(output)
+        return Problem("failure", "", describe(output))
     state, upload, metrics, _ = output
-    reason = problem_with(upload, messages)
+    problem = problem_with(upload, messages)
+    if problem is not None:
+        return problem
     try:
-        if reason is None and not all_finite(state):
-            reason = "client state: values that are not finite"
+        finite = all_finite(state)
     except TypeError as error:
-        reason = f"client state: {error}"
-    odd = [name for name, value in metrics.items() if not isinstance(value, Tensor) or value.dim() != 0]
-    return reason or (f"metric '{odd[0]}' is not a single number" if odd else None)
+        return Problem("state", "", f"client state: {error}")
+    if not finite:
+        return Problem("not finite", "", "client state: values that are not finite")
+    for name, value in metrics.items():
+        if not isinstance(value, Tensor) or value.dim() != 0:
+            return Problem("metric", "", f"metric '{name}' is not a single number")
+    return None
 
 
 def refuse_total_quarantine(round: int, events: Sequence[Mapping[str, Any]], clients: int) -> NoReturn:

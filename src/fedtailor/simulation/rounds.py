@@ -152,9 +152,9 @@ class _Loop:
         uploads: dict[int, Upload] = {}
         scored: dict[int, Scores] = {}
         for client, output in self.clients.run(program, shared, clients, report.round):
-            reason = problem_with_output(output, self.messages)
-            if reason is not None:
-                event = {"kind": "quarantine", "round": report.round, "client": client, "reason": reason}
+            problem = problem_with_output(output, self.messages)
+            if problem is not None:
+                event = {"kind": "quarantine", "round": report.round, "client": client, "reason": str(problem)}
                 report.events.append(event)
                 failed += [(client, output)] if isinstance(output, Failure) else []
                 continue

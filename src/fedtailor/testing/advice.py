@@ -1,10 +1,8 @@
-"""What to do about a reason for which a client's work cannot be used."""
+"""Advice on problems with what a client's program returns or raises."""
 
 from __future__ import annotations
 
-import re
-
-from fedtailor.core.message import Field, Messages
+from fedtailor.core.message import Field, Messages, Problem
 
 FEW = (
     "Clients may have 0, 1 or 2 examples, or a single class: divide by counts that are clamped (`clamp(min=1)`), take "
@@ -14,25 +12,35 @@ FLOAT64 = (
     "The check runs in float64: leave out `.half()`, `.float()` and `dtype=`, and keep the type of what is received"
 )
 _WEIGHTS = {"num_train": "data.info.num_train", "class_counts": "data.info.class_counts", "equal": "torch.ones(())"}
+_WORDS_OF_TYPE_ERRORS = ("dtype", "Half", "Float but", "Double")
 
 
-def advice(reason: str, messages: Messages) -> str:
-    """Return what to do about a reason, as sentences to put behind it, or nothing."""
-    if "not finite" in reason and "weight is negative" not in reason:
+def advice(problem: Problem, messages: Messages) -> str:
+    """Return what to do about a problem, as a sentence to append; empty if there is no advice."""
+    if problem.kind == "not finite":
         return f" {FEW}."
-    if re.search(r"torch\.\w*float\d+ instead of|dtype|Half|Float but|Double", reason):
+    if problem.kind == "type":
         return f" {FLOAT64}."
-    found = re.search(r"field '([^']*)': (sent as|weight|rows|no |leaves|shape)", reason)
-    if found and found[1] in messages:
-        return f" Send {_entry(messages[found[1]])}, as declared, or change the declaration."
-    if re.search(r"fields \[.*\] instead of|no mapping but", reason):
-        sent = (f'"{name}": {_entry(field)}' for name, field in messages.items() if field.reduction != "none")
-        return f" Send upload={{{', '.join(sent)}}}, or declare what is sent in messages."
+    if problem.kind == "fields":
+        entries = [f'"{name}": {_entry(field)}' for name, field in messages.items() if field.reduction != "none"]
+        return f" Send upload={{{', '.join(entries)}}}, or declare what is sent in messages."
+    if problem.kind in ("reduction", "leaves", "shape", "weight"):
+        return f" Send {_entry(messages[problem.field])}, as declared, or change the declaration."
+    return ""
+
+
+def advice_on_error(error: BaseException) -> str:
+    """Return what to do about an exception, as a sentence to append; empty if there is no advice.
+
+    PyTorch raises RuntimeError for tensors of different types, as for much else: only its words tell them apart.
+    """
+    if any(word in str(error) for word in _WORDS_OF_TYPE_ERRORS):
+        return f" {FLOAT64}."
     return ""
 
 
 def _entry(field: Field) -> str:
-    """Return how an entry of an upload is written."""
+    """Return how to write an entry of an upload."""
     if field.reduction == "mean":
         return f"Mean(value, {_WEIGHTS.get(field.weight, 'weight')})"
     return f"{field.reduction.capitalize()}(value)"

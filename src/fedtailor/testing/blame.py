@@ -22,12 +22,18 @@ _LIBRARIES = (
 
 def explain(error: BaseException, cls: type[Any]) -> str:
     """Return what was raised, and the line of the algorithm's file that it comes from."""
-    cause = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
+    cause = root_cause(error)
     reason = f"{type(cause).__name__}: {_first_sentences(str(cause))}"
     place = place_of(cause, cls)
     return f"{reason}, in {place}" if place else reason
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """Return the exception at the start of a chain of causes."""
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return cause
 
 
 def place_of(error: BaseException, cls: type[Any]) -> str:

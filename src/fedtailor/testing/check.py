@@ -9,10 +9,10 @@ from typing import Any
 
 from fedtailor.algorithms import load_algorithm, problem_with
 from fedtailor.core.algorithm import Algorithm
-from fedtailor.core.errors import ConfigError, FedtailorError
+from fedtailor.core.errors import ConfigError, FedtailorError, RunError
 from fedtailor.testing import checks, declared, engine_checks, step_checks
-from fedtailor.testing.advice import FLOAT64, advice
-from fedtailor.testing.blame import explain, place_of
+from fedtailor.testing.advice import FLOAT64, advice, advice_on_error
+from fedtailor.testing.blame import explain, place_of, root_cause
 from fedtailor.testing.isolation import isolated
 from fedtailor.testing.subject import Subject
 
@@ -95,8 +95,10 @@ def _why(error: Exception, subject: Subject) -> str:
     try:
         messages = subject.algorithm.messages(subject.task())
     except Exception:  # whatever a user's method raises: this may be why nothing runs
-        messages = {}
-    return f"{reason}.{advice(reason, messages)}"
+        return f"{reason}.{advice_on_error(root_cause(error))}"
+    problem = subject.first_problem() if isinstance(error, RunError) and error.__cause__ is None else None
+    hint = advice(problem, messages) if problem is not None else advice_on_error(root_cause(error))
+    return f"{reason}.{hint}"
 
 
 def _sentences(subject: Subject) -> list[str]:

@@ -14,9 +14,9 @@ from fedtailor.core.federation import Cohort, Federation
 from fedtailor.core.message import Mean
 from fedtailor.core.rng import new_key
 from fedtailor.simulation.engines.reference import Reference
-from fedtailor.simulation.quarantine import all_finite
-from fedtailor.testing.advice import FEW, advice
-from fedtailor.testing.blame import explain
+from fedtailor.simulation.quarantine import all_finite, problem_with_output
+from fedtailor.testing.advice import FEW, advice, advice_on_error
+from fedtailor.testing.blame import explain, root_cause
 from fedtailor.testing.runs import Record, assert_same_bits
 from fedtailor.testing.subject import Check, Lesson, Subject
 from fedtailor.testing.watch import structure
@@ -51,19 +51,21 @@ def check_clients(subject: Subject) -> str | None:
     return unusable(subject, subject.base())
 
 
-def unusable(subject: Subject, record: Record) -> str | None:
-    """Return what of a run cannot be used."""
-    messages = subject.algorithm.messages(subject.task())
+def unusable(subject: Subject, record: Record, model: str = "mlp") -> str | None:
+    """Return what of a run with a kind of model cannot be used."""
+    messages = subject.algorithm.messages(subject.task(model))
     for round, program, client, output in record.outputs:
-        where = f"round {round}, {subject.who(client)}"
         if isinstance(output, Failure):
             reason = explain(output.reason, type(subject.algorithm))
-            few = "" if subject.size(client) > 2 else f" {FEW}."
-            return f"{where}: {METHODS[program]} fails: {reason}.{advice(reason, messages) or few}"
-    for event in (event for report in record.reports for event in report.events if event["kind"] == "quarantine"):
-        where = f"round {event['round']}, {subject.who(event['client'])}"
-        reason = event["reason"]
-        return f"{where}: what local_update returns cannot be used: {reason}.{advice(reason, messages)}"
+            hint = advice_on_error(root_cause(output.reason))
+            if not hint and subject.size(client) <= 2:
+                hint = f" {FEW}."
+            return f"round {round}, {subject.who(client)}: {METHODS[program]} fails: {reason}.{hint}"
+    for (round, client), output in record.of("train").items():
+        problem = problem_with_output(output, messages)
+        if problem is not None:
+            where = f"round {round}, {subject.who(client)}"
+            return f"{where}: what local_update returns cannot be used: {problem}.{advice(problem, messages)}"
     for (round, client), output in record.of("personalize").items():
         if round == len(record.reports) and not all_finite(output):
             part = "the personal model" if not all_finite(output[0]) else "its diagnostics or scores"

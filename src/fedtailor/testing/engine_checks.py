@@ -175,7 +175,7 @@ def _other_model(subject: Subject, model: str, words: str) -> str | None:
         base = subject.base(model)
     except Exception as error:  # whatever a user's methods raise
         return f"It does not run with {words}: {explain(error, type(subject.algorithm))}."
-    problem = unusable(subject, base)
+    problem = unusable(subject, base, model)
     if problem:
         return f"With {words}: {problem}"
     try:

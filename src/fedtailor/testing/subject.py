@@ -17,11 +17,22 @@ from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine, Failure
 from fedtailor.core.federation import Federation
+from fedtailor.core.message import Problem
 from fedtailor.core.task import Task, Training
 from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.quarantine import problem_with_output
 from fedtailor.testing.engines import Guarding, NotStacked, Strict
 from fedtailor.testing.isolation import disturb
-from fedtailor.testing.runs import Disagreement, Record, accuracy, assert_close, assert_same_bits, run, scores_of
+from fedtailor.testing.runs import (
+    Disagreement,
+    Record,
+    RecordingEngine,
+    accuracy,
+    assert_close,
+    assert_same_bits,
+    run,
+    scores_of,
+)
 from fedtailor.testing.watch import SOURCES, Notes, Seen, watched
 from fedtailor.testing.worlds import convolutional, federation, module, perceptron
 
@@ -127,6 +138,16 @@ class Subject:
                     if leaf.is_floating_point() and leaf.dtype != torch.float64:
                         return f"{SOURCES[kind]}: '{path or '.'}' is of type {leaf.dtype}"
         return ""
+
+    def first_problem(self) -> Problem | None:
+        """Return why the first of the clients whose work cannot be used gets nowhere, in a run that may fail."""
+        recording = RecordingEngine(Reference())
+        disturb(1)
+        with suppress(Exception):  # the first run has shown it
+            run(self.algorithm, recording, self.world(), rounds=1)
+        messages = self.algorithm.messages(self.task())
+        problems = (problem_with_output(output, messages) for output in recording.record.of("train").values())
+        return next((problem for problem in problems if problem is not None), None)
 
     @cached_property
     def lessons(self) -> list[Lesson]:
