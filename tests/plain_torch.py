@@ -16,7 +16,7 @@ def planned(count, key, training, epochs=None, per_step=1):
 
 
 def module_of(params, trained=None):
-    """Return the perceptron of ``worlds.perceptron`` as a module; only parameters named in ``trained`` train."""
+    """Return the perceptron of ``federations.perceptron`` as a module; only parameters named in ``trained`` train."""
     classes, hidden = params["head.weight"].shape
     module = nn.Sequential()
     module.add_module("hidden", nn.Linear(params["hidden.weight"].shape[1], hidden))

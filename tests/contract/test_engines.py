@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from contract.subjects import FULL, build, cases, oracle, world
+from contract.cases import FULL, build, cases, oracle, small_federation
 from fedtailor.core import tree
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
@@ -16,48 +16,50 @@ from fedtailor.training.step_graph.recording import StepGraph
 
 @cases("stacked", models=("mlp", "cnn", "module"))
 def test_stacked_clients_agree_with_the_loop(algorithm, model):
-    assert_close_runs(oracle(algorithm, model), run(build(algorithm), Batched(32), world(model)))
+    assert_close_runs(oracle(algorithm, model), run(build(algorithm), Batched(32), small_federation(model)))
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 32] if FULL else [1, 3])
 @cases("regrouped")
 def test_grouping_of_clients_does_not_matter(algorithm, model, block):
-    assert_close_runs(oracle(algorithm, model), run(build(algorithm), Batched(block), world(model)))
+    assert_close_runs(oracle(algorithm, model), run(build(algorithm), Batched(block), small_federation(model)))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 @cases("workers")
 def test_threads_give_the_same_bits(algorithm, model, workers):
-    assert_same_runs(oracle(algorithm, model), run(build(algorithm), Workers(workers), world(model)))
+    assert_same_runs(oracle(algorithm, model), run(build(algorithm), Workers(workers), small_federation(model)))
 
 
 def test_threads_give_the_same_bits_with_convolutions_and_dropout():
     for model in ("cnn", "module"):
-        assert_same_runs(oracle("fedavg_ft", model), run(build("fedavg_ft"), Workers(2), world(model)))
+        assert_same_runs(oracle("fedavg_ft", model), run(build("fedavg_ft"), Workers(2), small_federation(model)))
 
 
 @cases("padding", models=("mlp", "module"))
 def test_padding_is_inert(algorithm, model):
-    assert_close_runs(oracle(algorithm, model), run(build(algorithm), Padded(Reference()), world(model)))
+    assert_close_runs(oracle(algorithm, model), run(build(algorithm), Padded(Reference()), small_federation(model)))
 
 
 @cases("padding_stacked")
 def test_padding_is_inert_when_stacked(algorithm, model):
-    assert_close_runs(oracle(algorithm, model), run(build(algorithm), Padded(Batched(3)), world(model)))
+    assert_close_runs(oracle(algorithm, model), run(build(algorithm), Padded(Batched(3)), small_federation(model)))
 
 
 @pytest.mark.parametrize("engine", [Reference(), Workers(2), Batched(3)], ids=lambda engine: engine.name)
 @cases("order")
 def test_order_of_the_cohort_does_not_matter(algorithm, model, engine):
-    straight = oracle(algorithm, model) if engine.name != "batched" else run(build(algorithm), engine, world(model))
-    shuffled = run(build(algorithm), Shuffled(engine), world(model))
+    straight = (
+        oracle(algorithm, model) if engine.name != "batched" else run(build(algorithm), engine, small_federation(model))
+    )
+    shuffled = run(build(algorithm), Shuffled(engine), small_federation(model))
     assert_same_runs(straight, shuffled)
 
 
 @pytest.mark.parametrize("engine", [Reference(), Batched(3)], ids=lambda engine: engine.name)
 @cases("seed")
 def test_same_seed_same_bits_other_seed_other_bits(algorithm, model, engine):
-    first, again, other = (run(build(algorithm), engine, world(model), seed=seed) for seed in (3, 3, 4))
+    first, again, other = (run(build(algorithm), engine, small_federation(model), seed=seed) for seed in (3, 3, 4))
     assert_same_runs(first, again)
     for client, personal in first.reports[-1].personal.items():
         pairs = zip(tree.leaves(personal), tree.leaves(other.reports[-1].personal[client]), strict=True)
@@ -67,7 +69,7 @@ def test_same_seed_same_bits_other_seed_other_bits(algorithm, model, engine):
 @cases("reports")
 def test_engines_report_the_same(algorithm, model):
     expected = oracle(algorithm, model).reports
-    found = run(build(algorithm), Batched(32), world(model)).reports
+    found = run(build(algorithm), Batched(32), small_federation(model)).reports
     for one, two in zip(expected, found, strict=True):
         assert (one.cohort, one.events, one.steps) == (two.cohort, two.events, two.steps)
         assert (one.bytes_up, one.bytes_down) == (two.bytes_up, two.bytes_down)
@@ -89,9 +91,9 @@ def _headings(report):
 @cases("recorded", models=("mlp", "module"))
 def test_recorded_steps_give_the_same_bits(algorithm, model, monkeypatch):
     monkeypatch.setattr(replay, "_OFTEN", 10**9)
-    plain = run(build(algorithm), Workers(1), world(model))
+    plain = run(build(algorithm), Workers(1), small_federation(model))
     monkeypatch.setattr(replay, "_OFTEN", 0)
     replays, original = [], StepGraph.replay
     monkeypatch.setattr(StepGraph, "replay", lambda recording: replays.append(original(recording)))
-    assert_same_runs(plain, run(build(algorithm), Workers(1), world(model)))
+    assert_same_runs(plain, run(build(algorithm), Workers(1), small_federation(model)))
     assert len(replays) > replay._TRIALS  # some were not trials

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 
-from contract.subjects import TRAINING, build, cases, oracle, world
+from contract.cases import TRAINING, build, cases, oracle, small_federation
+from federations import TASKS, federation
 from fedtailor.core import tree
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import accuracy, run, scores_of
-from worlds import TASKS, federation
 
 NEW = (7, 8)
 """Ids of the clients that never take part; the second has no training examples."""
@@ -39,7 +39,7 @@ def test_new_clients_are_onboarded_and_personalized(algorithm, model):
     for client in NEW:
         personal, numbers, scores = found[client]
         assert all(torch.isfinite(leaf).all() for leaf in tree.leaves((personal, numbers, scores)))
-        assert scores["clients"].class_total.sum() == len(world(model).test(client).rows)
+        assert scores["clients"].class_total.sum() == len(small_federation(model).test(client).rows)
 
 
 @cases("no_examples", models=("mlp", "module"))

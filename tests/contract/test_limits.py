@@ -6,7 +6,8 @@ from datetime import date
 import pytest
 import torch
 
-from contract.subjects import ALGORITHMS, EXEMPTIONS, TRAINING, build, oracle, world
+from contract.cases import ALGORITHMS, EXEMPTIONS, TRAINING, build, oracle, small_federation
+from federations import federation, perceptron
 from fedtailor.core import tree
 from fedtailor.core.federation import UNSCALED
 from fedtailor.core.rng import new_key
@@ -15,7 +16,6 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.programs import SharedInputs, client_inputs, client_key
 from fedtailor.testing.runs import assert_same_bits, run, scores_of
 from plain_torch import fit, module_of, params_of, planned
-from worlds import federation, perceptron
 
 PLAIN = Training(epochs=2, batch_size=4, lr=0.1)
 ROUNDS = 3
@@ -27,19 +27,19 @@ def close(first, second, tolerance=1e-12):
     return all(torch.allclose(leaf, second[path], rtol=0, atol=tolerance) for path, leaf in first.items())
 
 
-def final(algorithm, world, *, rounds=ROUNDS, seed=3):
+def final(algorithm, clients, *, rounds=ROUNDS, seed=3):
     """Return the personal models of the known clients after the last round."""
-    record = run(algorithm, Reference(), world, rounds=rounds, seed=seed, evaluate_every=0, personalized_every=0)
-    return {client: record.reports[-1].personal[client] for client in world.known}
+    record = run(algorithm, Reference(), clients, rounds=rounds, seed=seed, evaluate_every=0, personalized_every=0)
+    return {client: record.reports[-1].personal[client] for client in clients.known}
 
 
-def torch_rounds(world, training, *, seed=3):
+def torch_rounds(clients, training, *, seed=3):
     """Train a module on the only client of a federation, round after round with a new optimizer."""
-    params = world.common_task.model.init(new_key(seed).common("model"))
-    x, y = (table[world.splits[0].train] for table in (world.x, world.y))
+    params = clients.common_task.model.init(new_key(seed).common("model"))
+    x, y = (table[clients.splits[0].train] for table in (clients.x, clients.y))
     for round in range(1, ROUNDS + 1):
         words = SharedInputs(x, y, UNSCALED, torch.tensor(seed), torch.tensor(round), ())
-        key = client_key(words, client_inputs(world, 0, (), ()), "train")
+        key = client_key(words, client_inputs(clients, 0, (), ()), "train")
         module = module_of(params)
         fit(module, x, y, planned(len(x), key, training), training)
         params = params_of(module)
@@ -59,9 +59,9 @@ def test_one_client_is_plain_sgd(name, training):
 
 
 def test_fedavg_ft_without_epochs_is_fedavg():
-    tuned = run(build("fedavg_ft", finetune_epochs=0), Reference(), world("mlp"))
+    tuned = run(build("fedavg_ft", finetune_epochs=0), Reference(), small_federation("mlp"))
     plain = oracle("fedavg", "mlp")
-    for client in world("mlp").known:
+    for client in small_federation("mlp").known:
         assert_same_bits(tuned.reports[-1].personal[client].model, plain.reports[-1].personal[client])
     for point in ("global", "local", "personalized"):
         for one, two in zip(scores_of(tuned, point), scores_of(plain, point), strict=True):
@@ -69,8 +69,10 @@ def test_fedavg_ft_without_epochs_is_fedavg():
 
 
 def test_fedavg_ft_of_the_head_leaves_the_body_as_it_is():
-    head, none = (final(build("fedavg_ft", finetune="head", finetune_epochs=n), world("mlp")) for n in (2, 0))
-    for client, info in ((client, world("mlp").info(client)) for client in world("mlp").known):
+    head, none = (
+        final(build("fedavg_ft", finetune="head", finetune_epochs=n), small_federation("mlp")) for n in (2, 0)
+    )
+    for client, info in ((client, small_federation("mlp").info(client)) for client in small_federation("mlp").known):
         body, other = ({n: p for n, p in m[client].model.items() if n.startswith("hidden")} for m in (head, none))
         assert_same_bits(body, other)
         moved = not torch.equal(head[client].model["head.weight"], none[client].model["head.weight"])

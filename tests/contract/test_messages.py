@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from contract.subjects import ALGORITHMS, build, cases, oracle, world
-from contract.test_any_world import VARIANTS
+from contract.cases import ALGORITHMS, build, cases, oracle, small_federation
+from contract.test_any_federation import VARIANTS
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.federation import Cohort
@@ -16,7 +16,7 @@ from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.engines import Guarding
 from fedtailor.testing.runs import assert_same_bits, run
-from fedtailor.testing.watch import structure, watched
+from fedtailor.testing.spy import spied, structure
 
 REDUCTIONS = {Mean: "mean", Sum: "sum", Each: "each"}
 
@@ -28,7 +28,7 @@ def scalars(kind, leaf):
 
 @cases("uploads", models=("mlp", "module"))
 def test_uploads_are_those_declared(algorithm, model):
-    declared = build(algorithm).messages(world(model).common_task)
+    declared = build(algorithm).messages(small_federation(model).common_task)
     for (_, client), output in oracle(algorithm, model).of("train").items():
         _, upload, _, _ = output
         assert set(upload) == {name for name, field in declared.items() if field.reduction != "none"}
@@ -38,13 +38,13 @@ def test_uploads_are_those_declared(algorithm, model):
             expected = {path: (shape, torch.float64) for path, shape in field.leaf_shapes().items()}
             assert {path: (shape, dtype) for path, shape, dtype in structure(entry.value)} == expected
             if isinstance(entry, Mean) and field.weight != "own":
-                info = world(model).info(client)._asdict()
+                info = small_federation(model).info(client)._asdict()
                 assert_same_bits(entry.weight, info.get(field.weight, torch.ones(())))
 
 
 @cases("bytes")
 def test_bytes_are_those_of_the_leaves(algorithm, model):
-    declared = build(algorithm).messages(world(model).common_task)
+    declared = build(algorithm).messages(small_federation(model).common_task)
     record = oracle(algorithm, model)
     for report in record.reports:
         count = 0
@@ -69,7 +69,7 @@ def test_bytes_are_those_of_the_leaves(algorithm, model):
 @cases("steps")
 def test_gradient_steps_are_reported(algorithm, model):
     """Tables print the steps spent, which come from the metric ``steps``: two epochs of batches of 5 at least."""
-    sizes = {client: len(split.train) for client, split in enumerate(world(model).splits)}
+    sizes = {client: len(split.train) for client, split in enumerate(small_federation(model).splits)}
     for report in oracle(algorithm, model).reports:
         steps = report.metrics["steps"]
         assert set(steps) == set(report.cohort) == {0, 1, 2, 3, 4, 6}
@@ -79,7 +79,7 @@ def test_gradient_steps_are_reported(algorithm, model):
 
 @cases("downloads", models=("mlp", "module"))
 def test_downloads_are_those_declared(algorithm, model):
-    task, info, key = world(model).common_task, world(model).info(0), new_key(0)
+    task, info, key = small_federation(model).common_task, small_federation(model).info(0), new_key(0)
     for options in ({}, *VARIANTS.get(algorithm, [])):
         one = build(algorithm, **options)
         fields = [field for field in one.messages(task).values() if field.down]
@@ -94,9 +94,9 @@ def test_downloads_are_those_declared(algorithm, model):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_steps_of_new_clients_count_what_onboarding_says(algorithm, model="module"):
     """Steps before and of the personalization are told apart by what diagnostics say of the personal model alone."""
-    one, task, record = build(algorithm), world(model).common_task, oracle(algorithm, model)
+    one, task, record = build(algorithm), small_federation(model).common_task, oracle(algorithm, model)
     for (_, client), (personal, numbers, _) in record.of("personalize").items():
-        if client in world(model).new:
+        if client in small_federation(model).new:
             steps = numbers["steps"] - one.diagnostics(task, personal).get("steps", 0)
             assert (steps > 0) == (one.onboarding != "none" and client == 7), "client 8 has no examples"
     last, sums = record.reports[-1], {}
@@ -109,8 +109,8 @@ def test_steps_of_new_clients_count_what_onboarding_says(algorithm, model="modul
 
 @cases("structure", models=("mlp", "module"))
 def test_structures_are_stable_over_rounds(algorithm, model):
-    one, seen = watched(build(algorithm))
-    federation = world(model)
+    one, seen = spied(build(algorithm))
+    federation = small_federation(model)
     run(one, Reference(), federation)
     task, info, key = federation.common_task, federation.info(0), new_key(0)
     initial = {
@@ -128,13 +128,13 @@ def test_structures_are_stable_over_rounds(algorithm, model):
 @pytest.mark.parametrize("engine", [Reference(), Batched(3)], ids=lambda engine: engine.name)
 @cases("inputs", models=("mlp", "module"))
 def test_inputs_are_not_modified(algorithm, model, engine):
-    one, _ = watched(build(algorithm))
-    run(one, Guarding(engine), world(model))
+    one, _ = spied(build(algorithm))
+    run(one, Guarding(engine), small_federation(model))
 
 
 @cases("broadcast")
 def test_broadcast_is_a_tree_and_pure(algorithm, model):
-    one, task = build(algorithm), world(model).common_task
+    one, task = build(algorithm), small_federation(model).common_task
     server = one.init_server(task, new_key(0))
     before = tree.map(torch.clone, server)
     first, again = (one.broadcast(server, Cohort(torch.arange(3), 7, 1, 2)) for _ in range(2))

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from contract.subjects import ALGORITHMS, TRAINING, build, cases, oracle, world
+from contract.cases import ALGORITHMS, TRAINING, build, cases, oracle, small_federation
+from federations import Planned, federation, perceptron
 from fedtailor import make_config
 from fedtailor import run as run_experiment
 from fedtailor.core import tree
@@ -20,7 +21,6 @@ from fedtailor.core.rng import new_key
 from fedtailor.experiment.records import read_run
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import accuracy, assert_same_bits, run, scores_of
-from worlds import Planned, federation, perceptron
 
 DEGENERATE = {
     "apfl": {"alpha": 0.0},
@@ -49,7 +49,9 @@ def test_clients_with_less_than_a_batch_train(algorithm, model):
     for epochs in (2, 3):
         training = replace(TRAINING, drop_last=True, epochs=epochs)
         outputs.append(
-            run(replace(build(algorithm), training=training), Reference(), world(model), rounds=1).of("train")
+            run(replace(build(algorithm), training=training), Reference(), small_federation(model), rounds=1).of(
+                "train"
+            )
         )
     for client in (0, 1):  # they have 1 and 2 examples, and a batch has 5
         state, upload, metrics, _ = outputs[0][1, client]
@@ -61,10 +63,13 @@ def test_clients_with_less_than_a_batch_train(algorithm, model):
 @cases("buffers", models=("module",))
 def test_running_statistics_travel_with_the_layers_they_belong_to(algorithm, model):
     """Sending only what has a gradient leaves batch normalization with the statistics of nobody."""
-    one, task = build(algorithm), world(model).common_task
+    one, task = build(algorithm), small_federation(model).common_task
     models = [field for field in one.messages(task).values() if field.kind == "model"]
     sent = {path.rsplit("/", 1)[-1] for field in models for path in field.leaf_shapes()}
-    kept = {path.rsplit("/", 1)[-1] for path in tree.paths(one.init_client(task, world(model).info(0), new_key(0)))}
+    kept = {
+        path.rsplit("/", 1)[-1]
+        for path in tree.paths(one.init_client(task, small_federation(model).info(0), new_key(0)))
+    }
     if sent & set(task.names("body")):
         assert set(task.names("buffer")) <= sent | kept
 
@@ -72,12 +77,12 @@ def test_running_statistics_travel_with_the_layers_they_belong_to(algorithm, mod
 @cases("moving_buffers", models=("module",))
 def test_running_statistics_follow_the_training_passes(algorithm, model):
     """A loss that returns no buffers, or a step that drops them, leaves the initial statistics in every model."""
-    first = world(model).common_task.model.init(new_key(3).common("model"))
-    client = max(world(model).known, key=lambda client: len(world(model).splits[client].train))
+    first = small_federation(model).common_task.model.init(new_key(3).common("model"))
+    client = max(small_federation(model).known, key=lambda client: len(small_federation(model).splits[client].train))
     left = tree.paths(oracle(algorithm, model).of("train")[1, client][:2])  # state and upload
     leaves = [(path, path.rsplit("/", 1)[-1], leaf) for path, leaf in left.items()]
     for path, name, leaf in leaves:
-        if name in world(model).common_task.names("buffer"):
+        if name in small_federation(model).common_task.names("buffer"):
             own = leaf.sum(0) if leaf.dim() > first[name].dim() else leaf  # IFCA: the chosen model among zeros
             assert not torch.equal(own, first[name]), path
 
@@ -86,7 +91,7 @@ def test_buffers_are_averaged():
     record = oracle("fedavg", "module")
     uploads = [output[1]["model"] for (round, _), output in record.of("train").items() if round == 2]
     total = sum(entry.weight for entry in uploads)
-    name = next(iter(world("module").common_task.names("buffer")))
+    name = next(iter(small_federation("module").common_task.names("buffer")))
     expected = sum(entry.weight * entry.value[name] for entry in uploads) / total
     assert torch.allclose(record.reports[-1].personal[0][name], expected, rtol=0, atol=1e-12)
 
@@ -117,17 +122,17 @@ def test_the_result_is_that_of_the_last_round(tmp_path, monkeypatch):
 def test_everybody_is_evaluated_after_aggregation(algorithm, model):
     """Tables of the sampled clients, before or after their training, are no personalized accuracy."""
     plan = Planned(cohorts={1: [3], 2: [6]})
-    record = run(build(algorithm), Reference(), world(model), participation=plan)
+    record = run(build(algorithm), Reference(), small_federation(model), participation=plan)
     for report in record.reports:
         found = {e.point: e.ids for e in report.evaluations if e.clients == "known" and e.test_set == "clients"}
-        assert found["personalized"] == list(world(model).known)
+        assert found["personalized"] == list(small_federation(model).known)
         assert set(found.get("local", [])) <= {0, 1, 2, 3, 4, 6}
         assert found.get("global", found["personalized"]) == found["personalized"]
 
 
 def test_a_client_that_was_not_drawn_gets_the_new_body():
     plan = Planned(cohorts={1: [3], 2: [6]})
-    record = run(build("fedper"), Reference(), world("mlp"), participation=plan)
+    record = run(build("fedper"), Reference(), small_federation("mlp"), participation=plan)
     sent = record.of("train")[2, 6][1]["body"].value
     for name, value in sent.items():
         assert torch.allclose(record.reports[-1].personal[4].model[name], value, rtol=0, atol=1e-15)
@@ -141,20 +146,20 @@ def test_results_do_not_depend_on_random_state_elsewhere(algorithm, model):
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
-        records.append(run(build(algorithm), Reference(), world(model)))
+        records.append(run(build(algorithm), Reference(), small_federation(model)))
     assert [report.cohort for report in records[0].reports] == [report.cohort for report in records[1].reports]
     assert_same_bits(records[0].numbers(), records[1].numbers())
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_defaults_are_not_degenerate(name):
-    task = world("module").common_task  # has normalization layers
+    task = small_federation("module").common_task  # has normalization layers
     assert ALGORITHMS[name]().warnings(task) == []
 
 
 @pytest.mark.parametrize("name", DEGENERATE)
 def test_degenerate_options_are_legal_and_warn(name):
-    sentences = ALGORITHMS[name](**DEGENERATE[name]).warnings(world("mlp").common_task)
+    sentences = ALGORITHMS[name](**DEGENERATE[name]).warnings(small_federation("mlp").common_task)
     assert sentences and all(sentence[-1] == "." for sentence in sentences)
 
 
@@ -174,7 +179,7 @@ def test_new_clients_get_a_model_that_was_trained(algorithm, model):
 @cases("test_data")
 def test_nothing_depends_on_test_data(algorithm, model):
     """Choosing epochs, clusters or variants on test data makes any method look better."""
-    straight, changed = world(model), world(model)
+    straight, changed = small_federation(model), small_federation(model)
     y = changed.y.clone()
     for split in changed.splits:
         y[split.test] = (y[split.test] + 1) % changed.common_task.num_classes

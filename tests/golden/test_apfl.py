@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from federations import federation, module
 from fedtailor.algorithms.apfl import APFL
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.local import Local
@@ -14,7 +15,6 @@ from fedtailor.core.participation import Participation
 from fedtailor.core.task import Training
 from golden import harness
 from golden.network import average, confusion, gradient, logits
-from worlds import federation, module
 
 SIZES = [len(labels) for labels in harness.LABELS]
 PLAIN = Training(lr=0.2, epochs=2, batch_size=5)

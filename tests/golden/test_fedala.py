@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from federations import Planned, federation, module
 from fedtailor.algorithms.fedala import FedALA
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core.algorithm import Download
@@ -14,7 +15,6 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import assert_same_bits, run
 from golden import harness
 from golden.network import ALL, BODY, HEAD, average, confusion, gradient, logits, sgd
-from worlds import Planned, federation, module
 
 SIZES = [len(labels) for labels in harness.LABELS]
 PLAIN = Training(lr=0.2, epochs=2, batch_size=5)

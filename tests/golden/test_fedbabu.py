@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from federations import federation, module
 from fedtailor.algorithms.fedbabu import FedBABU
 from fedtailor.algorithms.fedper import FedPer
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.task import Training
 from golden import harness
 from golden.network import ALL, BODY, HEAD, average, confusion, logits, sgd
-from worlds import federation, module
 
 SIZES = [len(labels) for labels in harness.LABELS]
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)

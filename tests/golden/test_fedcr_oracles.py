@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from federations import TASKS, federation
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedcr import FedCR, Global, alignment_loss
 from fedtailor.algorithms.local import Local
@@ -20,7 +21,6 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.statistics.bottleneck import GaussianModel, Gaussians
 from fedtailor.testing.runs import assert_close_runs, assert_same_bits, run
 from golden import harness
-from worlds import TASKS, federation
 
 V, CLASSES = 2, harness.CLASSES
 TRAINING = Training(lr=0.1, momentum=0.5, epochs=2, batch_size=5, clip_norm=10.0)

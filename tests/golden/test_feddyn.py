@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-import worlds
+import federations
+from federations import Planned, federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.feddyn import FedDyn
 from fedtailor.algorithms.fedprox import FedProx
@@ -19,7 +20,6 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import assert_same_bits, run
 from golden import harness
 from golden.network import ALL, confusion, cross_entropy, gradient, logits
-from worlds import Planned, federation, perceptron
 
 PLAIN = Training(lr=0.1, epochs=2, batch_size=5)
 HEAVY = replace(PLAIN, momentum=0.5, weight_decay=0.05)
@@ -144,7 +144,7 @@ def test_gradients_are_those_at_the_local_minimum(recorder):
 
 def test_buffers_are_plain_averages_without_a_correction(monkeypatch):
     servers = watch_servers(monkeypatch)
-    world = federation(worlds.module(), (9, 14), ())
+    world = federation(federations.module(), (9, 14), ())
     record = run(FedDyn(training=PLAIN), Reference(), world, rounds=2)
     buffers = world.common_task.names("buffer")
     assert buffers and not set(buffers) & set(servers[-1].gradient)
@@ -159,7 +159,7 @@ def test_buffers_are_plain_averages_without_a_correction(monkeypatch):
 
 def test_buffers_are_not_penalized():
     """While parameters hardly move, running statistics do, and the recorded loss does not feel it."""
-    world = federation(worlds.module(), (9, 14), ())
+    world = federation(federations.module(), (9, 14), ())
     still = Training(lr=1e-13, epochs=3, batch_size=5)
     plain, strong = (
         run(one, Reference(), world, rounds=1) for one in (FedAvg(training=still), FedDyn(training=still, alpha=1e3))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from federations import Planned
 from fedtailor.algorithms import _head_mixing as mixing
 from fedtailor.algorithms.fedpac import FedPAC
 from fedtailor.algorithms.fedrep import FedRep
@@ -15,7 +16,6 @@ from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from golden import harness
 from golden.network import BODY, HEAD, average, confusion, features, gradient, logits, sgd
-from worlds import Planned
 
 CLASSES = harness.CLASSES
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)

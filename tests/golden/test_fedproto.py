@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from federations import Planned
 from fedtailor.algorithms.fedproto import FedProto, Personal, Prototypes
 from fedtailor.algorithms.local import Local
 from fedtailor.core.errors import ConfigError
@@ -20,7 +21,6 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import federate
 from golden import harness
 from golden.network import confusion, features, gradient
-from worlds import Planned
 
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
 DROPPING = Training(lr=0.1, momentum=0.9, weight_decay=0.01, epochs=1, batch_size=4, drop_last=True)

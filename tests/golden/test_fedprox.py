@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-import worlds
+import federations
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedprox import FedProx
 from fedtailor.core.errors import ConfigError
@@ -71,7 +71,7 @@ def test_the_default_penalty_is_not_degenerate(recorder):
 
 
 def test_without_penalty_it_is_fedavg():
-    world = worlds.federation(worlds.module())
+    world = federations.federation(federations.module())
     runs = [run(one, Reference(), world) for one in (FedProx(training=HEAVY, penalty=0.0), FedAvg(training=HEAVY))]
     assert_close_runs(*runs, tolerance=0.0)
 
@@ -106,7 +106,7 @@ def test_long_training_ends_where_the_pull_balances_the_gradient(recorder):
 
 def test_buffers_are_averaged_and_not_penalized(recorder):
     """While parameters hardly move, running statistics do, and the recorded loss does not feel it."""
-    world = worlds.federation(worlds.module(), (9, 14), ())
+    world = federations.federation(federations.module(), (9, 14), ())
     still = Training(lr=1e-13, epochs=3, batch_size=5)
     plain, near = (run(one(training=still), Reference(), world, rounds=1) for one in (FedAvg, FedProx))
     assert_close_runs(plain, near, tolerance=1e-9)

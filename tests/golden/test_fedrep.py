@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from federations import Planned, federation, module
 from fedtailor.algorithms.fedbabu import FedBABU
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core.algorithm import Download
@@ -13,7 +14,6 @@ from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from golden import harness
 from golden.network import BODY, HEAD, average, confusion, logits, sgd
-from worlds import Planned, federation, module
 
 SIZES = [len(labels) for labels in harness.LABELS]
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from federations import federation, module
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedrod import FedRoD, balanced
 from fedtailor.core.errors import ConfigError
@@ -14,7 +15,6 @@ from fedtailor.core.task import Training
 from fedtailor.training.blocks import cross_entropy, predict_features
 from golden import harness
 from golden.network import average, confusion, features, log_softmax, logits
-from worlds import federation, module
 
 SIZES = [len(labels) for labels in harness.LABELS]
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from federations import federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.ifca import IFCA, choose
 from fedtailor.core import tree
@@ -22,7 +23,6 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import federate
 from golden import harness
 from golden.network import average, confusion, cross_entropy, logits, sgd
-from worlds import federation, perceptron
 
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
 LABELS = (*harness.LABELS, [2, 2, 0, 2, 2, 1, 2, 2], [0, 0, 0, 1, 0])

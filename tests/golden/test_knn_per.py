@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from federations import federation, module, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.knn_per import KNNPer, Memory, remembered
 from fedtailor.core.algorithm import Download
@@ -20,7 +21,6 @@ from fedtailor.testing.engines import Padded
 from fedtailor.testing.runs import assert_close_runs, assert_same_bits, run
 from golden import harness
 from golden.network import average, features, log_softmax, logits, sgd
-from worlds import federation, module, perceptron
 
 SIZES = [len(labels) for labels in harness.LABELS]
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)

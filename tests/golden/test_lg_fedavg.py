@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from federations import Planned, convolutional, federation, module
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.lg_fedavg import LGFedAvg, layer_numbers
 from fedtailor.core.errors import ConfigError
@@ -12,7 +13,6 @@ from fedtailor.models.fedcr import fedcr_mlp
 from fedtailor.models.module import from_module
 from golden import harness
 from golden.network import ALL, BODY, HEAD, average, confusion, logits, sgd
-from worlds import Planned, convolutional, federation, module
 
 SIZES = [len(labels) for labels in harness.LABELS]
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)

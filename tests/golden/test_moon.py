@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from federations import Planned, federation, module
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.moon import Frozen, Moon, contrastive_loss
 from fedtailor.core import tree
@@ -15,7 +16,6 @@ from fedtailor.testing.runs import run
 from fedtailor.training.blocks import predict_features
 from golden import harness
 from golden.network import ALL, average, cross_entropy, features, gradient, logits
-from worlds import Planned, federation, module
 
 SIZES = [len(labels) for labels in harness.LABELS]
 PLAIN = Training(lr=0.2, epochs=2, batch_size=5)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
+from federations import Planned, federation, module
 from fedtailor.algorithms.pfedbayes import PFedBayes
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.noise import normal
@@ -16,7 +17,6 @@ from fedtailor.statistics.gaussian_heads import HeadPosterior, divergence_betwee
 from fedtailor.training.optimizer import Moments, Optimizer, adam_step
 from golden import harness
 from golden.network import ALL, confusion, cross_entropy, gradient, logits
-from worlds import Planned, federation, module
 
 SIZES = [len(labels) for labels in harness.LABELS]
 TRAINING = Training(epochs=2, batch_size=5)

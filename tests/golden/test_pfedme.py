@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from federations import federation, module
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.pfedme import PFedMe
 from fedtailor.core.algorithm import Download
@@ -15,7 +16,6 @@ from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from golden import harness
 from golden.network import average, confusion, gradient, logits
-from worlds import federation, module
 
 PLAIN = Training(epochs=2, batch_size=5)
 HEAVY = Training(lr=0.3, momentum=0.9, weight_decay=0.05, clip_norm=0.01, epochs=2, batch_size=5)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from federations import Planned
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.pfedvem import PFedVEM
 from fedtailor.core.rng import new_key
@@ -16,7 +17,6 @@ from fedtailor.statistics import gaussian_heads
 from golden import harness, vem
 from golden.compare import assert_scores
 from golden.network import BODY, HEAD, features
-from worlds import Planned
 
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
 TOLERANCE = 1e-11

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-import worlds
+import federations
+from federations import Planned, federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.scaffold import Scaffold, Server, State
 from fedtailor.core import tree
@@ -18,7 +19,6 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import assert_close_runs, assert_same_bits, run
 from golden import harness
 from golden.network import ALL, cross_entropy, gradient, logits
-from worlds import Planned, federation, perceptron
 
 PLAIN = Training(lr=0.1, epochs=2, batch_size=5)
 HEAVY = replace(PLAIN, momentum=0.5, weight_decay=0.05, clip_norm=0.1)
@@ -136,7 +136,7 @@ def test_what_the_training_section_asks_for_in_vain():
 
 def test_buffers_have_no_control_and_are_averaged():
     """Nor does the step of the server scale them: a running mean is no direction."""
-    world = federation(worlds.module(), (9, 14), ())
+    world = federation(federations.module(), (9, 14), ())
     record = run(Scaffold(training=PLAIN, global_lr=0.5), Reference(), world, rounds=1)
     initial = world.common_task.model.init(new_key(3).common("model"))
     buffers = world.common_task.names("buffer")

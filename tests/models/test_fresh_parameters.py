@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from federations import federation, module
 from fedtailor import check_algorithm
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core import tree
@@ -17,7 +18,6 @@ from fedtailor.simulation.engines.workers import Workers
 from fedtailor.testing.runs import assert_close_runs, assert_same_bits, assert_same_runs, run
 from fedtailor.training.blocks import classification_loss, train
 from fedtailor.training.step_graph import replay
-from worlds import federation, module
 
 
 class Fresh(FedAvg):

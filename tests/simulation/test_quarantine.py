@@ -6,6 +6,7 @@ from typing import Literal
 import pytest
 import torch
 
+from federations import Planned, federation, perceptron
 from fedtailor.algorithms.fedpac import FedPAC
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core import tree
@@ -18,7 +19,6 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
 from fedtailor.simulation.rounds import federate
 from fedtailor.testing.runs import assert_same_bits, run
-from worlds import Planned, federation, perceptron
 
 pytestmark = [
     pytest.mark.usefixtures("float64"),

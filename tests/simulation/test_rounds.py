@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from federations import SIZES, Planned, federation, module, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavg_ft import FedAvgFT
 from fedtailor.algorithms.fedbn import FedBN
@@ -26,8 +27,7 @@ from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.report import Evaluation
 from fedtailor.simulation.rounds import federate
-from fedtailor.testing.runs import RecordingEngine, assert_same_bits, assert_same_runs, run
-from worlds import SIZES, Planned, federation, module, perceptron
+from fedtailor.testing.runs import TracingEngine, assert_same_bits, assert_same_runs, run
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -261,19 +261,19 @@ def test_steps_count_the_personalization_after_the_last_round(world):
 
 
 def test_rounds_come_one_by_one(world):
-    recording = RecordingEngine(Reference())
+    recording = TracingEngine(Reference())
     rounds = federate(FedAvg(training=TRAINING), world, recording, Protocol(rounds=3), seed=1)
-    assert recording.record.outputs == []
+    assert recording.trace.outputs == []
     next(rounds)
-    assert {round for round, _, _, _ in recording.record.outputs} == {1}
+    assert {round for round, _, _, _ in recording.trace.outputs} == {1}
 
 
 def test_impossible_participation_is_refused_before_anything_runs(world):
-    recording = RecordingEngine(Reference())
+    recording = TracingEngine(Reference())
     protocol = Protocol(rounds=3, participation=Participation(plan="fixed", count=8))
     with pytest.raises(ConfigError, match="asks for 8 clients a round, there are 7"):
         next(federate(FedAvg(), world, recording, protocol, seed=1))
-    assert recording.record.outputs == []
+    assert recording.trace.outputs == []
 
 
 def test_new_clients_see_the_model_of_the_whole_federation(world):

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from federations import TASKS
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task
 from fedtailor.models import build_model
 from fedtailor.models.module import from_module
 from fedtailor.statistics.bottleneck import LEAST_DEVIATION, GaussianModel, Gaussians, sampled_losses, split
-from worlds import TASKS
 
 V = 3
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import multivariate_normal
 
-import worlds
+import federations
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core.schedule import Protocol
 from fedtailor.core.task import Training
@@ -112,7 +112,7 @@ def test_surprise_where_it_is_not_defined():
 
 @pytest.mark.parametrize("name", ["pfedfda", "fedlda"])
 def test_strange_inputs_are_unfamiliar_to_a_trained_model(name, float64):
-    federation = worlds.federation(worlds.perceptron(), distance=3.0)
+    federation = federations.federation(federations.perceptron(), distance=3.0)
     algorithm = load_algorithm(name)(training=Training(lr=0.1, epochs=3, batch_size=5))
     *_, report = federate(algorithm, federation, Reference(), Protocol(rounds=3), seed=1)
     task, x = federation.common_task, federation.x[federation.splits[6].test]

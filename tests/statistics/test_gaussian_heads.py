@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch.distributions import Normal, kl_divergence
 
+from federations import federation, module, perceptron
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Batch
 from fedtailor.statistics import gaussian_heads as heads
 from fedtailor.training.blocks import classification_loss
-from worlds import federation, module, perceptron
 
 SHAPES = {"head.weight": (3, 5), "head.bias": (3,)}
 

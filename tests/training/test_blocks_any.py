@@ -6,11 +6,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from both_ways import both_ways
+from federations import federation, perceptron
 from fedtailor.core.noise import normal
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from fedtailor.training.blocks import LossOutput, cross_entropy, head_loss, train
-from worlds import federation, perceptron
 
 pytestmark = pytest.mark.usefixtures("float64")
 

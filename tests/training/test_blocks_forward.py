@@ -6,6 +6,7 @@ import torch
 import fedtailor.training.blocks as local
 import fedtailor.training.stacked
 from both_ways import both_ways, key_of, one_by_one, stacked
+from federations import convolutional, federation, module, perceptron
 from fedtailor.core.noise import uniform
 from fedtailor.core.rng import new_key
 from fedtailor.training.blocks import (
@@ -16,7 +17,6 @@ from fedtailor.training.blocks import (
     predict_logits,
     weighted_mean,
 )
-from worlds import convolutional, federation, module, perceptron
 
 pytestmark = pytest.mark.usefixtures("float64")
 

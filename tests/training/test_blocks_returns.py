@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from both_ways import key_of, one_by_one, stacked
+from federations import federation, perceptron
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import LossOutput, Training
 from fedtailor.training.blocks import StepOutput, Trained, classification_loss, train
-from worlds import federation, perceptron
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from both_ways import both_ways, key_of, stacked
+from federations import federation, module, perceptron
 from fedtailor.core import tree
 from fedtailor.core.noise import normal
 from fedtailor.core.rng import new_key
@@ -19,7 +20,6 @@ from fedtailor.training.blocks import (
     weighted_mean,
 )
 from plain_torch import planned
-from worlds import federation, module, perceptron
 
 pytestmark = pytest.mark.usefixtures("float64")
 

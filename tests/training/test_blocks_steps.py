@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from both_ways import both_ways, key_of, stacked
+from federations import federation, perceptron
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import LossOutput, Training
 from fedtailor.training.blocks import StepOutput, classification_loss, predict_logits, train, weighted_mean
 from plain_torch import planned
-from worlds import federation, perceptron
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from federations import convolutional, federation, module, perceptron
 from fedtailor.algorithms import TABLE, load_algorithm
 from fedtailor.core import tree
 from fedtailor.core.errors import ConfigError
@@ -12,7 +13,6 @@ from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import run
 from fedtailor.training import blocks as local
-from worlds import convolutional, federation, module, perceptron
 
 
 def models(name, precision, engine, task=perceptron):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from both_ways import key_of
+from federations import CLASSES, federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core import tree
 from fedtailor.core.engine import Job
@@ -22,7 +23,6 @@ from fedtailor.simulation.rounds import federate
 from fedtailor.training.blocks import StepOutput, classification_loss, model_gradient, predict_logits, train
 from fedtailor.training.step_graph import replay
 from fedtailor.training.step_graph.recording import StepGraph
-from worlds import CLASSES, federation, perceptron
 
 TRAINING = Training(lr=0.1, epochs=3, batch_size=4, momentum=0.9, weight_decay=0.05)
 CLIENTS = [6, 6, 4, 2]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-import worlds
+import federations
 from both_ways import both_ways, examples, key_of
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import BODY, Task, Training
@@ -23,7 +23,7 @@ def world(symmetric):
     """Return images of 4 x 4 pixels, mirror images of themselves or not, under batch normalization and dropout."""
     layers = [nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.4), nn.Linear(6, 3)]
     model = from_module(nn.Sequential(*layers), input_shape=(1, 4, 4), num_classes=3)
-    made = worlds.federation(Task(model, 3, (1, 4, 4)))
+    made = federations.federation(Task(model, 3, (1, 4, 4)))
     return dataclasses.replace(made, x=(made.x + made.x.flip(3)) / 2) if symmetric else made
 
 
@@ -61,7 +61,7 @@ def test_heads_on_augmented_images_are_the_same_stacked(trained, float64):
 
 @pytest.mark.parametrize("trained", [cross_entropy_head, sampled_head])
 def test_tables_are_not_augmented(trained, float64):
-    data = worlds.federation(worlds.module())
+    data = federations.federation(federations.module())
     plain, mirrored = (trained(data.common_task, examples(data, 6), key_of(6), t) for t in (PLAIN, MIRRORED))
     assert all(torch.equal(leaf, mirrored[name]) for name, leaf in plain.items())
 
@@ -69,7 +69,7 @@ def test_tables_are_not_augmented(trained, float64):
 @pytest.mark.parametrize(("average", "rounds"), [(0.4, 0), (0.6, 1), (1.4, 1), (1.6, 2), (3.0, 3)])
 @pytest.mark.parametrize("training", [PLAIN, dataclasses.replace(PLAIN, steps=7)], ids=["epochs", "steps"])
 def test_rounds_that_are_no_whole_number_are_rounded(average, rounds, training):
-    data = worlds.federation(worlds.perceptron())
+    data = federations.federation(federations.perceptron())
     task, part = data.common_task, examples(data, 6)
     options = {"data": part, "key": key_of(6), "training": training, "rounds": torch.tensor(average)}
     steps = train_rounds(task, classification_loss, task.model.init(new_key(0)), **options).steps

@@ -12,9 +12,9 @@ from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.errors import ConfigError, FedtailorError, RunError
 from fedtailor.testing import checks, declared, engine_checks, step_checks
 from fedtailor.testing.advice import FLOAT64, advice, advice_on_error
-from fedtailor.testing.blame import explain, place_of, root_cause
+from fedtailor.testing.case import Case
 from fedtailor.testing.isolation import isolated
-from fedtailor.testing.subject import Subject
+from fedtailor.testing.locate import explain, place_of, root_cause
 
 
 def check_algorithm(
@@ -60,16 +60,16 @@ def check_algorithm(
         return wrong + declared.suspicions(cls)
     with isolated():
         try:
-            subject = Subject(algorithm(**options) if isinstance(algorithm, type) else replace(algorithm, **options))
+            case = Case(algorithm(**options) if isinstance(algorithm, type) else replace(algorithm, **options))
         except Exception as error:  # whatever a user's class raises
             return [f"{cls.__name__} cannot be built: {_reason(error, cls)}."]
         try:
-            subject.base()
+            case.base()
         except Exception as error:  # whatever a user's methods raise
-            fault = f"{cls.__name__} does not run: {_why(error, subject)} Other checks were left out."
-            said = [fault, *declared.suspicions(cls), engine_checks.check_memory(subject) or ""]
+            fault = f"{cls.__name__} does not run: {_why(error, case)} Other checks were left out."
+            said = [fault, *declared.suspicions(cls), engine_checks.check_memory(case) or ""]
             return [sentence for sentence in said if sentence]
-        return declared.suspicions(cls) + _sentences(subject)
+        return declared.suspicions(cls) + _sentences(case)
 
 
 def _load(name: str) -> type[Algorithm[Any, Any, Any]]:
@@ -86,30 +86,30 @@ def _load(name: str) -> type[Algorithm[Any, Any, Any]]:
         raise ConfigError(f"{error.message.rstrip('.')}, in {where}. {hint}.", key=error.key, got=error.got) from cause
 
 
-def _why(error: Exception, subject: Subject) -> str:
+def _why(error: Exception, case: Case) -> str:
     """Return in sentences why nothing runs; numbers of a wrong type come first, as PyTorch does not say whose."""
-    reason = _reason(error, type(subject.algorithm))
-    odd = subject.odd_type()
+    reason = _reason(error, type(case.algorithm))
+    odd = case.odd_type()
     if odd:
         return f"{odd}. {FLOAT64}. ({reason}.)"
     try:
-        messages = subject.algorithm.messages(subject.task())
+        messages = case.algorithm.messages(case.task())
     except Exception:  # whatever a user's method raises: this may be why nothing runs
         return f"{reason}.{advice_on_error(root_cause(error))}"
-    problem = subject.first_problem() if isinstance(error, RunError) and error.__cause__ is None else None
+    problem = case.first_problem() if isinstance(error, RunError) and error.__cause__ is None else None
     hint = advice(problem, messages) if problem is not None else advice_on_error(root_cause(error))
     return f"{reason}.{hint}"
 
 
-def _sentences(subject: Subject) -> list[str]:
+def _sentences(case: Case) -> list[str]:
     """Return what the checks say; one that fails altogether must not keep the others from being heard."""
     sentences: list[str] = []
     unchecked: list[tuple[str, str]] = []
     for check in (*checks.CHECKS, *step_checks.CHECKS, *engine_checks.CHECKS):
         try:
-            said = check(subject)
+            said = check(case)
         except Exception as error:  # whatever a user's methods raise
-            reason = _reason(error, type(subject.algorithm))
+            reason = _reason(error, type(case.algorithm))
             what = (check.__doc__ or "").strip().rstrip(".")
             said = None
             unchecked.append((what, reason))

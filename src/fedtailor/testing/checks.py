@@ -16,10 +16,10 @@ from fedtailor.core.rng import new_key
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.quarantine import all_finite, problem_with_output
 from fedtailor.testing.advice import FEW, advice, advice_on_error
-from fedtailor.testing.blame import explain, root_cause
-from fedtailor.testing.runs import Record, assert_same_bits
-from fedtailor.testing.subject import Check, Lesson, Subject
-from fedtailor.testing.watch import structure
+from fedtailor.testing.case import Case, Check, Lesson
+from fedtailor.testing.locate import explain, root_cause
+from fedtailor.testing.runs import Trace, assert_same_bits
+from fedtailor.testing.spy import structure
 
 METHODS = {"train": "local_update", "personalize": "onboard, personalize or predict", "score": "predict"}
 """Program -> the methods of an algorithm that it calls."""
@@ -27,10 +27,10 @@ METHODS = {"train": "local_update", "personalize": "onboard, personalize or pred
 FIRST = "Correct this first: comparisons of runs were left out"
 
 
-def check_words(subject: Subject) -> str | None:
+def check_words(case: Case) -> str | None:
     """What the algorithm says of itself."""
-    one = subject.algorithm
-    said = one.warnings(subject.task())
+    one = case.algorithm
+    said = one.warnings(case.task())
     if not (isinstance(said, list) and all(isinstance(sentence, str) for sentence in said)):
         return f"warnings must return a list of sentences, got {said!r}."
     for method, words in {"personalize": "adaptation", "onboard": "onboarding"}.items():
@@ -46,38 +46,38 @@ def check_words(subject: Subject) -> str | None:
     return None
 
 
-def check_clients(subject: Subject) -> str | None:
+def check_clients(case: Case) -> str | None:
     """Every client's round and personal model can be used, also those with few examples, and new clients'."""
-    return unusable(subject, subject.base())
+    return unusable(case, case.base())
 
 
-def unusable(subject: Subject, record: Record, model: str = "mlp") -> str | None:
+def unusable(case: Case, record: Trace, model: str = "mlp") -> str | None:
     """Return what of a run with a kind of model cannot be used."""
-    messages = subject.algorithm.messages(subject.task(model))
+    messages = case.algorithm.messages(case.task(model))
     for round, program, client, output in record.outputs:
         if isinstance(output, Failure):
-            reason = explain(output.reason, type(subject.algorithm))
+            reason = explain(output.reason, type(case.algorithm))
             hint = advice_on_error(root_cause(output.reason))
-            if not hint and subject.size(client) <= 2:
+            if not hint and case.size(client) <= 2:
                 hint = f" {FEW}."
-            return f"round {round}, {subject.who(client)}: {METHODS[program]} fails: {reason}.{hint}"
+            return f"round {round}, {case.who(client)}: {METHODS[program]} fails: {reason}.{hint}"
     for (round, client), output in record.of("train").items():
         problem = problem_with_output(output, messages)
         if problem is not None:
-            where = f"round {round}, {subject.who(client)}"
+            where = f"round {round}, {case.who(client)}"
             return f"{where}: what local_update returns cannot be used: {problem}.{advice(problem, messages)}"
     for (round, client), output in record.of("personalize").items():
         if round == len(record.reports) and not all_finite(output):
             part = "the personal model" if not all_finite(output[0]) else "its diagnostics or scores"
-            where = f"round {round}, {subject.who(client)}"
+            where = f"round {round}, {case.who(client)}"
             return f"{where}: {METHODS['personalize']} gives values that are not finite, in {part}. {FEW}."
     return None
 
 
-def check_weights(subject: Subject) -> str | None:
+def check_weights(case: Case) -> str | None:
     """Weights of means are those that ``messages`` declares; names, shapes and types are checked in every run."""
-    declared, world = subject.algorithm.messages(subject.task()), subject.world()
-    for (round, client), output in subject.base().of("train").items():
+    declared, world = case.algorithm.messages(case.task()), case.federation()
+    for (round, client), output in case.base().of("train").items():
         for name, entry in () if isinstance(output, Failure) else output[1].items():
             kind = declared[name].weight if name in declared else "own"
             if not isinstance(entry, Mean) or kind in ("own", "equal"):  # equal ones are checked in every run
@@ -86,16 +86,16 @@ def check_weights(subject: Subject) -> str | None:
             if entry.weight.shape != expected.shape or not torch.equal(entry.weight, expected):
                 got = _short(entry.weight)
                 return (
-                    f"round {round}, {subject.who(client)}: field '{name}' is sent with weight {got}, but messages "
+                    f"round {round}, {case.who(client)}: field '{name}' is sent with weight {got}, but messages "
                     f'declares weight="{kind}", which is {_short(expected)}. Send Mean(value, data.info.{kind}), or '
                     f'declare another weight; "own" is for weights that the client computes.'
                 )
     return None
 
 
-def check_downloads(subject: Subject) -> str | None:
+def check_downloads(case: Case) -> str | None:
     """What is sent down is what ``messages`` declares: bytes are counted from it."""
-    one, task, world = subject.algorithm, subject.task(), subject.world()
+    one, task, world = case.algorithm, case.task(), case.federation()
     cohort = Cohort(torch.arange(3), world.population, 1, 2)
     key, fields = new_key(0), [field for field in one.messages(task).values() if field.down]
     sent = one.broadcast(one.init_server(task, key), cohort), one.init_per_client(task, world.info(0), key)
@@ -122,10 +122,10 @@ def _short(weight: torch.Tensor) -> str:
     return str([round(value, 3) for value in weight.flatten().tolist()]) if weight.dim() else f"{float(weight):g}"
 
 
-def check_structure(subject: Subject) -> str | None:
+def check_structure(case: Case) -> str | None:
     """States, own rows and personal models have the same leaves in every round."""
-    one, task, info, key = subject.algorithm, subject.task(), subject.world().info(0), new_key(0)
-    seen = subject.watched.seen
+    one, task, info, key = case.algorithm, case.task(), case.federation().info(0), new_key(0)
+    seen = case.spied.seen
     models = [model for model in seen["personal"] if not (isinstance(model, tuple) and model == ())]
     cases = {
         "The server state": (one.init_server(task, key), "init_server", seen["server"], "aggregate"),
@@ -162,11 +162,11 @@ def _odd_leaf(first: Any, second: Any, source: str, other: str) -> str:
     return f"the order of the leaves differs between {source} and {other}"
 
 
-def check_inputs(subject: Subject) -> str | None:
+def check_inputs(case: Case) -> str | None:
     """No method changes what it is given."""
-    if not subject.watched.changed:
+    if not case.spied.changed:
         return None
-    program, _, what = subject.watched.changed.partition(": ")
+    program, _, what = case.spied.changed.partition(": ")
     name = METHODS.get(program, program)
     return (
         f"{name} changes its input in place: {what}. Others use the same tensors: write `value + change` in place of "
@@ -174,27 +174,27 @@ def check_inputs(subject: Subject) -> str | None:
     )
 
 
-def check_test_data(subject: Subject) -> str | None:
+def check_test_data(case: Case) -> str | None:
     """Nothing but scores depends on test examples."""
-    if not subject.comparable:
+    if not case.comparable:
         return None
-    world = subject.world()
+    world = case.federation()
     positions = torch.cat([split.test for split in world.splits])
-    changed = subject.run(Reference(), _changed(world, positions))
-    place = _first_difference(subject.base(), changed, range(len(world.splits)))
+    changed = case.run(Reference(), _changed(world, positions))
+    place = _first_difference(case.base(), changed, range(len(world.splits)))
     return place and (
         f"{place} depends on test examples. The tables `data.train.x` and `data.train.y` hold everybody's examples: "
         "take a client's own by `data.train.rows` (`data.train.labels()`, `train`, `forward`)."
     )
 
 
-def check_own_data(subject: Subject) -> str | None:
+def check_own_data(case: Case) -> str | None:
     """What a client does in the first round depends on no other client's examples."""
-    if not subject.comparable:
+    if not case.comparable:
         return None
-    world = subject.world()
-    changed = subject.run(Reference(), _changed(world, world.splits[6].train), rounds=1)
-    place = _first_difference(subject.base(), changed, range(6), rounds=1, programs=("train",))
+    world = case.federation()
+    changed = case.run(Reference(), _changed(world, world.splits[6].train), rounds=1)
+    place = _first_difference(case.base(), changed, range(6), rounds=1, programs=("train",))
     return place and (
         f"{place} depends on the examples of client 6, in the first round. A client may use its own only: the tables "
         "`data.train.x` and `data.train.y` hold everybody's; take those at `data.train.rows`."
@@ -210,7 +210,7 @@ def _changed(world: Federation, positions: torch.Tensor) -> Federation:
 
 
 def _first_difference(
-    one: Record, other: Record, clients: range, rounds: int = 2, programs: tuple[str, ...] = ("train", "personalize")
+    one: Trace, other: Trace, clients: range, rounds: int = 2, programs: tuple[str, ...] = ("train", "personalize")
 ) -> str:
     """Return where runs differ in anything but scores, or nothing."""
     for program in programs:
@@ -231,9 +231,9 @@ def _same(first: Any, second: Any) -> bool:
     return True
 
 
-def check_buffers(subject: Subject) -> str | None:
+def check_buffers(case: Case) -> str | None:
     """Statistics of batch normalization travel with the layers that they belong to, or are the client's own."""
-    one, task, world = subject.algorithm, subject.task("module"), subject.world("module")
+    one, task, world = case.algorithm, case.task("module"), case.federation("module")
     models = {name: field for name, field in one.messages(task).items() if field.kind == "model"}
     sent = {path.rsplit("/", 1)[-1] for field in models.values() for path in field.leaf_shapes()}
     kept = {path.rsplit("/", 1)[-1] for path in tree.paths(one.init_client(task, world.info(0), new_key(0)))}
@@ -248,16 +248,16 @@ def check_buffers(subject: Subject) -> str | None:
     )
 
 
-def check_learning(subject: Subject) -> str | None:
+def check_learning(case: Case) -> str | None:
     """Personal models beat the majority class on classes that are easily told apart."""
     what = "Personal models learn nothing"
-    return _learns(subject.lessons[0], what, "local_update, aggregate and personalize")
+    return _learns(case.lessons[0], what, "local_update, aggregate and personalize")
 
 
-def check_new_clients(subject: Subject) -> str | None:
+def check_new_clients(case: Case) -> str | None:
     """The same for clients that never took part."""
     what = "Models of clients that never took part are not trained"
-    return _learns(subject.lessons[1], what, "onboard and personalize")
+    return _learns(case.lessons[1], what, "onboard and personalize")
 
 
 def _learns(lesson: Lesson, what: str, where: str) -> str | None:

@@ -30,7 +30,7 @@ class Disagreement(AssertionError):
 
 
 @dataclass
-class Record:
+class Trace:
     """All that a run produced, in order."""
 
     outputs: list[tuple[int, str, int, Any]] = field(default_factory=list)
@@ -57,21 +57,21 @@ class Record:
         return result
 
 
-class RecordingEngine:
+class TracingEngine:
     """An engine that passes work on to another one and records what comes back."""
 
     name = "recording"
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.record = Record()
+        self.trace = Trace()
 
     def map(self, program: Any, common: Any, jobs: Any) -> list[Any]:
         """Return the output of every job."""
         outputs = self.engine.map(program, common, jobs)
         name = program_name(program)
         found = [(int(common.round), name, job.client, output) for job, output in zip(jobs, outputs, strict=True)]
-        self.record.outputs += found
+        self.trace.outputs += found
         return outputs
 
     def close(self) -> None:
@@ -92,12 +92,12 @@ def run(
     rounds: int = 2,
     seed: int = 3,
     **options: Any,
-) -> Record:
+) -> Trace:
     """Run an algorithm, evaluating at every point after every round; return the record."""
-    recording = RecordingEngine(engine)
+    recording = TracingEngine(engine)
     protocol = Protocol(rounds=rounds, **{"evaluate_every": 1, "personalized_every": 1, **options})
-    recording.record.reports = list(federate(algorithm, federation, recording, protocol, seed=seed))
-    return recording.record
+    recording.trace.reports = list(federate(algorithm, federation, recording, protocol, seed=seed))
+    return recording.trace
 
 
 def assert_same_bits(first: tree.Tree, second: tree.Tree) -> None:
@@ -113,7 +113,7 @@ def assert_same_bits(first: tree.Tree, second: tree.Tree) -> None:
             raise Disagreement(f"{path} differs by {_distance(leaf, second[path]):.2g}")
 
 
-def assert_same_runs(first: Record, second: Record) -> None:
+def assert_same_runs(first: Trace, second: Trace) -> None:
     """Check that two runs agree bit for bit.
 
     Raises:
@@ -122,7 +122,7 @@ def assert_same_runs(first: Record, second: Record) -> None:
     assert_same_bits(first.numbers(), second.numbers())
 
 
-def assert_close_runs(first: Record, second: Record, tolerance: float = 1e-12) -> None:
+def assert_close_runs(first: Trace, second: Trace, tolerance: float = 1e-12) -> None:
     """Check that two runs agree in float64, each number relative to the largest of its tensor or 1.
 
     Raises:
@@ -163,7 +163,7 @@ def _distance(first: Tensor, second: Tensor) -> float:
     return float((first.double() - second.double()).abs().max())
 
 
-def scores_of(record: Record, point: str, clients: str = "known") -> list[Scores] | None:
+def scores_of(record: Trace, point: str, clients: str = "known") -> list[Scores] | None:
     """Return the scores of the last evaluation at a point."""
     found = [e for report in record.reports for e in report.evaluations if (e.point, e.clients) == (point, clients)]
     return found[-1].scores if found else None

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from federations import federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core.participation import Participation
 from fedtailor.core.schedule import Protocol
@@ -15,7 +16,6 @@ from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.run import run_seed
 from fedtailor.simulation.engines import EngineOptions, auto, choose_engine
 from fedtailor.simulation.engines.auto import choose, expected_steps, obstacle, step_seconds
-from worlds import federation, perceptron
 
 WORLD = federation(perceptron(), sizes=(10, 20, 30, 40, 0), new_sizes=(1000,))
 TRAINING = Training(epochs=5, batch_size=10)  # 15 steps on the client of 30 examples

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import fedtailor.simulation.engines.batched as batched
+from federations import perceptron
 from fedtailor.core.engine import ExampleIndices, Failure, Job
 from fedtailor.simulation import engines
 from fedtailor.simulation.engines import EngineOptions, build_engine
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference, one_thread
 from fedtailor.simulation.engines.workers import Workers, keep_pages, physical_cores
-from worlds import perceptron
 
 ENGINES = {"reference": Reference(), "workers 1": Workers(1), "workers 3": Workers(3), "batched": Batched(2)}
 every_engine = pytest.mark.parametrize("engine", ENGINES.values(), ids=list(ENGINES))

@@ -13,7 +13,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from contract.subjects import build
+from contract.cases import build
+from federations import TASKS, federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core import tree
 from fedtailor.core.engine import Failure
@@ -27,7 +28,6 @@ from fedtailor.simulation.programs import train_program
 from fedtailor.testing.runs import assert_same_runs, run
 from simulation.engines import programs
 from simulation.engines.programs import TENSORS, data, job, same
-from worlds import TASKS, federation, perceptron
 
 COMMON = {"factor": torch.tensor(2.0)}
 SIZES = (3, 0, 7, 1, 7, 2)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from federations import federation, perceptron
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core import tree
 from fedtailor.core.errors import RunError
@@ -14,7 +15,6 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.store import Store
 from fedtailor.simulation.rounds import federate
 from fedtailor.testing.runs import assert_same_bits, run
-from worlds import federation, perceptron
 
 
 class State(NamedTuple):

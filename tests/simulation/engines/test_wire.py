@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from contract.subjects import ALGORITHMS, build
+from contract.cases import ALGORITHMS, build
+from federations import TASKS
 from fedtailor.core.engine import ExampleIndices
 from fedtailor.core.rng import new_key
 from fedtailor.simulation.engines import tables
 from fedtailor.simulation.engines.wire import Layout, Unsendable, decode, encode, lay_flat, stand_up
 from fedtailor.simulation.programs import personalize_program, score_program, train_program
 from simulation.engines.programs import TENSORS, Row, same
-from worlds import TASKS
 
 
 @pytest.mark.parametrize("name", TENSORS)

@@ -5,7 +5,16 @@ from dataclasses import dataclass, field
 import torch
 
 from fedtailor.core.participation import Participation
-from fedtailor.testing.worlds import CLASSES, NEW_SIZES, SIZES, TASKS, convolutional, federation, module, perceptron
+from fedtailor.testing.federations import (
+    CLASSES,
+    NEW_SIZES,
+    SIZES,
+    TASKS,
+    convolutional,
+    federation,
+    module,
+    perceptron,
+)
 
 __all__ = [
     "CLASSES",

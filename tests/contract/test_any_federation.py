@@ -4,14 +4,14 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from contract.subjects import ALGORITHMS, FULL
+from contract.cases import ALGORITHMS, FULL
+from federations import federation, perceptron
 from fedtailor.core.participation import Participation
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.engines import Padded
 from fedtailor.testing.runs import assert_close_runs, run
-from worlds import federation, perceptron
 
 sizes = st.lists(st.sampled_from([0, 1, 2, 3, 4, 6, 10, 17, 30]), min_size=1, max_size=6).filter(any)
 trainings = st.builds(
@@ -71,13 +71,18 @@ VARIANTS = {
 )
 @given(data=st.data())
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_any_world(algorithm, data):
+def test_any_federation(algorithm, data):
     options = data.draw(st.sampled_from([{}, *VARIANTS.get(algorithm, [])]))
     one = ALGORITHMS[algorithm](training=data.draw(trainings), **options)
-    world = federation(perceptron(), data.draw(sizes), data.draw(st.lists(st.sampled_from([0, 1, 5]), max_size=2)))
+    new_sizes = st.lists(st.sampled_from([0, 1, 5]), max_size=2)
+    clients = federation(perceptron(), data.draw(sizes), data.draw(new_sizes))
     engine = Padded(Batched(data.draw(st.sampled_from([1, 2, 32]))))
-    plan, seed = data.draw(plans), data.draw(st.integers(0, 9))
-    train = data.draw(st.sampled_from(["auto", "cohort"] if one.requires_upload else ["auto", "all", "cohort"]))
-    runs = [run(one, how, world, participation=plan, seed=seed, train=train) for how in (Reference(), engine)]
-    assert_close_runs(*runs, tolerance=1e-11)
-    assert [report.events for report in runs[0].reports] == [report.events for report in runs[1].reports]
+    protocol = {
+        "participation": data.draw(plans),
+        "seed": data.draw(st.integers(0, 9)),
+        "train": data.draw(st.sampled_from(["auto", "cohort"] if one.requires_upload else ["auto", "all", "cohort"])),
+    }
+    expected = run(one, Reference(), clients, **protocol)
+    found = run(one, engine, clients, **protocol)
+    assert_close_runs(expected, found, tolerance=1e-11)
+    assert [report.events for report in expected.reports] == [report.events for report in found.reports]

@@ -22,31 +22,31 @@ from fedtailor.core.task import Task, Training
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.quarantine import problem_with_output
 from fedtailor.testing.engines import Guarding, NotStacked, Strict
+from fedtailor.testing.federations import convolutional, federation, module, perceptron
 from fedtailor.testing.isolation import disturb
 from fedtailor.testing.runs import (
     Disagreement,
-    Record,
-    RecordingEngine,
+    Trace,
+    TracingEngine,
     accuracy,
     assert_close,
     assert_same_bits,
     run,
     scores_of,
 )
-from fedtailor.testing.watch import SOURCES, Notes, Seen, watched
-from fedtailor.testing.worlds import convolutional, federation, module, perceptron
+from fedtailor.testing.spy import SOURCES, Notes, Seen, spied
 
 TRAINING = Training(epochs=2, batch_size=5, lr=0.05, momentum=0.5, weight_decay=0.01, clip_norm=3.0)
 """Shorter last batches, momentum, decay and clipping: whatever padding and stacking could spoil."""
 
-Check = Callable[["Subject"], str | None]
+Check = Callable[["Case"], str | None]
 """Returns a sentence that says what is wrong, or None."""
 
 _TASKS: dict[str, Callable[[], Task]] = {"mlp": perceptron, "cnn": convolutional, "module": lambda: module(bias=False)}
 
 
-class Watched(NamedTuple):
-    """What a watched run showed."""
+class Spied(NamedTuple):
+    """What a spied run showed."""
 
     seen: Seen
     notes: Notes
@@ -67,7 +67,7 @@ class Lesson(NamedTuple):
         return self.accuracy > self.majority + 0.05
 
 
-def _lesson(world: Federation, record: Record, clients: str) -> Lesson:
+def _lesson(world: Federation, record: Trace, clients: str) -> Lesson:
     ids = world.new if clients == "new" else world.known
     guesses = [world.info(client).class_counts.argmax() for client in ids]
     right = [world.test(client).labels() == guess for client, guess in zip(ids, guesses, strict=True)]
@@ -75,14 +75,14 @@ def _lesson(world: Federation, record: Record, clients: str) -> Lesson:
     return Lesson(accuracy(found) if found else 0.0, float(torch.cat(right).double().mean()))
 
 
-class Subject:
+class Case:
     """An algorithm with its runs; what several checks need is computed once."""
 
     def __init__(self, algorithm: Algorithm[Any, Any, Any]) -> None:
         self.algorithm = replace(algorithm, training=TRAINING)
         self.attributes = copy.deepcopy(vars(self.algorithm))
         self._tasks: dict[str, Task] = {}
-        self._bases: dict[str, Record] = {}
+        self._bases: dict[str, Trace] = {}
 
     def task(self, model: str = "mlp") -> Task:
         """Return the task of a kind of model: mlp, cnn, or a module with batch normalization and dropout."""
@@ -90,23 +90,23 @@ class Subject:
             self._tasks[model] = _TASKS[model]()
         return self._tasks[model]
 
-    def world(self, model: str = "mlp") -> Federation:
+    def federation(self, model: str = "mlp") -> Federation:
         """Return the uneven federation, fresh: an algorithm may have spoiled an earlier one."""
         return federation(self.task(model))
 
-    def run(self, engine: Engine, world: Federation | None = None, **options: Any) -> Record:
+    def run(self, engine: Engine, world: Federation | None = None, **options: Any) -> Trace:
         """Run the algorithm, global random states being always the same."""
         disturb(1)
-        return run(self.algorithm, engine, world or self.world(), **options)
+        return run(self.algorithm, engine, world or self.federation(), **options)
 
-    def base(self, model: str = "mlp") -> Record:
+    def base(self, model: str = "mlp") -> Trace:
         """Return the run to which others are compared: clients one by one."""
         if model not in self._bases:
-            self._bases[model] = self.run(Reference(), self.world(model))
+            self._bases[model] = self.run(Reference(), self.federation(model))
         return self._bases[model]
 
     @cached_property
-    def stacked(self) -> Record | NotStacked:
+    def stacked(self) -> Trace | NotStacked:
         """The run with clients in blocks of 3, or the reason why there is none."""
         try:
             return self.run(Strict(3))
@@ -114,24 +114,24 @@ class Subject:
             return error
 
     @cached_property
-    def watched(self) -> Watched:
+    def spied(self) -> Spied:
         """What methods return and change, in a run on the loop."""
         notes: Notes = defaultdict(list)
-        twin, seen = watched(self.algorithm, notes)
+        twin, seen = spied(self.algorithm, notes)
         disturb(1)
         try:
-            run(twin, Guarding(Reference()), self.world())
+            run(twin, Guarding(Reference()), self.federation())
         except Disagreement as error:
-            return Watched(seen, notes, str(error))
-        return Watched(seen, notes, "")
+            return Spied(seen, notes, str(error))
+        return Spied(seen, notes, "")
 
     def odd_type(self) -> str:
         """Return which method gives numbers that are not float64, in a run that need not end well; or nothing."""
         notes: Notes = defaultdict(list)
-        twin, seen = watched(self.algorithm, notes)
+        twin, seen = spied(self.algorithm, notes)
         disturb(1)
         with suppress(Exception):  # the first run told it
-            run(twin, Reference(), self.world(), rounds=1)
+            run(twin, Reference(), self.federation(), rounds=1)
         for kind, value in [(each, value) for each in SOURCES for value in {**notes, **seen}.get(each, ())]:
             with suppress(TypeError):  # what is no tree is told elsewhere
                 for path, leaf in tree.paths(value).items():
@@ -141,12 +141,12 @@ class Subject:
 
     def first_problem(self) -> Problem | None:
         """Return why the first of the clients whose work cannot be used gets nowhere, in a run that may fail."""
-        recording = RecordingEngine(Reference())
+        recording = TracingEngine(Reference())
         disturb(1)
         with suppress(Exception):  # the first run has shown it
-            run(self.algorithm, recording, self.world(), rounds=1)
+            run(self.algorithm, recording, self.federation(), rounds=1)
         messages = self.algorithm.messages(self.task())
-        problems = (problem_with_output(output, messages) for output in recording.record.of("train").values())
+        problems = (problem_with_output(output, messages) for output in recording.trace.of("train").values())
         return next((problem for problem in problems if problem is not None), None)
 
     @cached_property
@@ -171,35 +171,35 @@ class Subject:
     def unkeyed(self) -> str:
         """Where a run with other global random states differs, or nothing."""
         disturb(2)
-        return same_bits(self.base(), run(self.algorithm, Reference(), self.world()))
+        return same_bits(self.base(), run(self.algorithm, Reference(), self.federation()))
 
     @property
     def comparable(self) -> bool:
         """Whether a difference between runs can come from what the runs differ in."""
-        return not (self.watched.changed or self.unrepeatable or self.unkeyed)
+        return not (self.spied.changed or self.unrepeatable or self.unkeyed)
 
     def size(self, client: int) -> int:
         """Return the number of a client's training examples."""
-        return len(self.world().splits[client].train)
+        return len(self.federation().splits[client].train)
 
     def who(self, client: int) -> str:
         """Return a client with the number of its training examples, in words."""
         return f"client {client} (training examples: {self.size(client)})"
 
 
-def same_bits(first: Record, second: Record) -> str:
+def same_bits(first: Trace, second: Trace) -> str:
     """Return where two runs differ in a bit, or nothing; what fails in the first is another check's matter."""
     return _difference(assert_same_bits, first, second)
 
 
-def close(first: Record, second: Record, tolerance: float = 1e-12) -> str:
+def close(first: Trace, second: Trace, tolerance: float = 1e-12) -> str:
     """Return where two runs do not agree, or nothing; what fails in the first is another check's matter."""
     return _difference(lambda one, other: assert_close(one, other, tolerance), first, second)
 
 
-def _difference(compare: Callable[[Any, Any], None], first: Record, second: Record) -> str:
+def _difference(compare: Callable[[Any, Any], None], first: Trace, second: Trace) -> str:
     failed = {entry[:3] for entry in first.outputs if isinstance(entry[3], Failure)}
-    both = [Record([entry for entry in record.outputs if entry[:3] not in failed]) for record in (first, second)]
+    both = [Trace([entry for entry in record.outputs if entry[:3] not in failed]) for record in (first, second)]
     try:
         compare(*(_finite(record.numbers()) for record in both))
     except Disagreement as error:

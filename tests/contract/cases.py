@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import pytest
 
+from federations import TASKS, federation
 from fedtailor.algorithms import TABLE, load_algorithm
 from fedtailor.simulation.engines.reference import Reference
+from fedtailor.testing.case import TRAINING
 from fedtailor.testing.runs import run
-from fedtailor.testing.subject import TRAINING
-from worlds import TASKS, federation
 
 FULL = os.environ.get("FEDTAILOR_FULL") == "1"
 """Whether to run the full product of algorithms, engines, models and checks."""
@@ -51,7 +51,7 @@ def cases(check, models=("mlp",)):
 
 
 @cache
-def world(model):
+def small_federation(model):
     """Return the uneven federation of a kind of model."""
     return federation(TASKS[model]())
 
@@ -68,4 +68,4 @@ def build(algorithm, **options):
 @cache
 def oracle(algorithm, model):
     """Return the run on the reference engine."""
-    return run(build(algorithm), Reference(), world(model))
+    return run(build(algorithm), Reference(), small_federation(model))

@@ -38,7 +38,7 @@ SOURCES = {
 """Kind of value -> where it comes from, in words."""
 
 
-def watched(algorithm: A, notes: Notes | None = None) -> tuple[A, Seen]:
+def spied(algorithm: A, notes: Notes | None = None) -> tuple[A, Seen]:
     """Return a copy of an algorithm, and what its methods have returned; ``notes`` are filled with more of it.
 
     The copy's class is a subclass made for this purpose, so the algorithm itself and its class stay as they are.
