@@ -53,7 +53,8 @@ def documentation(package: str, name: str) -> str:
     """Return the docstring of a public name; that of a constant stands below it in its module."""
     value = getattr(importlib.import_module(package), name)
     if inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value):
-        return inspect.getdoc(value) or ""
+        text = inspect.cleandoc(value.__doc__ or "")
+        return "" if text.startswith(f"{name}(") else text  # dataclasses and NamedTuples write their signature
     return constant_docstrings(importlib.import_module(home(package, name))).get(name, "")
 
 
