@@ -28,9 +28,7 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.installed
-	$(BIN)/python docs/generate.py
-	$(BIN)/python docs/comparison_page.py
-	$(BIN)/python docs/performance_page.py
+	$(BIN)/python tools/write_pages.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -37,7 +37,8 @@ def smooth_images(count: int, size: int) -> np.ndarray:
 
 def seconds_for(images: np.ndarray, kind: str, severity: int, frost: list[np.ndarray]) -> float:
     """Return the time for corrupting all images once."""
-    rows, repeats = np.arange(len(images)), 0
+    rows = np.arange(len(images))
+    repeats = 0
     start = time.perf_counter()
     while repeats == 0 or time.perf_counter() - start < LEAST_SECONDS:
         corrupt(images, kind, severity, rows=rows, seed=0, frost=frost)

@@ -24,7 +24,9 @@ from typing import Any
 
 from train_step import SETTINGS, alternate, as_lists, machine, speedups, torch_module, tune
 
-CLIENTS, EXAMPLES, BATCH = 100, 250, 50
+CLIENTS = 100
+EXAMPLES = 250
+BATCH = 50
 ARMS = ("ours", "ours_1", "peer", "peer_1", "peer_tuned")
 
 
@@ -43,7 +45,8 @@ def peer_block(module: Any, clients: list[list[Any]]) -> None:
     from torch.utils.data import DataLoader
 
     for examples_of_one in clients:
-        hits, loss = 0, 0.0
+        hits = 0
+        loss = 0.0
         with torch.no_grad():
             for images, labels in DataLoader(examples_of_one, BATCH):
                 logits = module(images)

@@ -44,7 +44,10 @@ from fedtailor.simulation.programs import SharedInputs, client_inputs, personali
 from fedtailor.simulation.rounds import federate
 from fedtailor.training import blocks as local
 
-CLIENTS, EXAMPLES, TEST, CLASSES = 30, 480, 120, 10  # examples: of a client, on average
+CLIENTS = 30  # examples: of a client, on average
+EXAMPLES = 480
+TEST = 120
+CLASSES = 10
 TRAINING = Training(lr=0.01, momentum=0.5, weight_decay=5e-4, epochs=5, batch_size=50, drop_last=True)
 SEED_ALGORITHMS = "fedavg,fedrep,ditto,pfedfda,fedlda,fedcr,pfedvem"
 
@@ -86,7 +89,8 @@ class Clock:
 
 def federation(task: Task, alpha: float) -> Federation:
     """Return clients with random images, of sizes that follow from the proportions of classes."""
-    generator, draw = torch.Generator().manual_seed(0), np.random.default_rng(0)
+    generator = torch.Generator().manual_seed(0)
+    draw = np.random.default_rng(0)
     rows = CLIENTS * (EXAMPLES + TEST)
     x = torch.randn(rows, *task.input_shape, generator=generator).contiguous(memory_format=torch.channels_last)
     y = torch.arange(rows) % CLASSES
@@ -135,12 +139,11 @@ def shares(name: str, algorithm: Any, world: Federation) -> dict[str, dict[str, 
 
 
 def _one_client(algorithm: Any, world: Federation, clock: Clock) -> dict[str, dict[str, float]]:
-    key, info = new_key(0), world.info(0)
+    key = new_key(0)
+    info = world.info(0)
     server = algorithm.init_server(world.common_task, key)
-    state, own = (
-        algorithm.init_client(world.common_task, info, key),
-        algorithm.init_per_client(world.common_task, info, key),
-    )
+    state = algorithm.init_client(world.common_task, info, key)
+    own = algorithm.init_per_client(world.common_task, info, key)
     found = {}
     programs = {
         "train": partial(train_program, algorithm=algorithm, evaluate=False),

@@ -25,14 +25,19 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-TRAIN, TEST, SIDE, CLASSES, COHORT = 20, 5, 28, 10, 30
+TRAIN = 20
+TEST = 5
+SIDE = 28
+CLASSES = 10
+COHORT = 30
 
 
 def write_images(path: Path, clients: int) -> None:
     """Write random images of all clients to a file."""
     import numpy as np
 
-    draw, each = np.random.default_rng(0), (TRAIN + TEST) * SIDE * SIDE
+    draw = np.random.default_rng(0)
+    each = (TRAIN + TEST) * SIDE * SIDE
     with path.open("wb") as file:
         for start in range(0, clients, 1000):
             file.write(draw.integers(0, 256, min(1000, clients - start) * each, dtype=np.uint8).tobytes())

@@ -33,7 +33,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-CLIENTS, EXAMPLES, LR, MOMENTUM, DECAY = 4, 1000, 0.01, 0.5, 5e-4
+CLIENTS = 4
+EXAMPLES = 1000
+LR = 0.01
+MOMENTUM = 0.5
+DECAY = 5e-4
 SETTINGS: dict[str, dict[str, Any]] = {
     "cifar_cnn": {"shape": (3, 32, 32), "classes": 10, "batch": 50, "mflop": 19.26, "epochs": 1},
     "emnist_cnn": {"shape": (1, 28, 28), "classes": 62, "batch": 16, "mflop": 9.26, "epochs": 2},

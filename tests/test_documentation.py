@@ -16,7 +16,7 @@ from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(page, language):
@@ -87,7 +87,7 @@ def test_make_targets_exist():
         for line in block.splitlines()
         if line.startswith("make ")
     ]
-    assert {"demo", "test"} <= set(targets)
+    assert {"demo", "test", "test-all", "docs"} <= set(targets)
     assert all(f"\n{target}:" in makefile for target in targets)
 
 
@@ -116,6 +116,26 @@ def test_links_lead_somewhere():
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_every_page_is_in_the_list_of_pages():
+    listed = re.findall(r"\]\(([^)]+\.md)\)", (ROOT / "docs" / "README.md").read_text())
+    there = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert set(listed) == there | {"algorithms/README.md", "../CONTRIBUTING.md"}
+
+
+def test_paths_in_the_text_exist():
+    for name in ("CONTRIBUTING.md", "docs/architecture.md"):
+        for path in re.findall(
+            r"`((?:src|tests|tools|docs|benchmarks|experiments)/[\w/.]+)`", (ROOT / name).read_text()
+        ):
+            assert (ROOT / path).exists() or "NAME" in path, f"{name}: {path}"
+
+
+def test_every_extra_is_in_the_table_of_extras():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    assert set(rows) == set(extras)
+
+
 def test_the_locks_agree_with_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -123,7 +143,10 @@ def test_the_locks_agree_with_the_project():
         return {re.split(r"[<>=!\[ ]", line)[0].lower().replace("_", "-") for line in lines if line[:1].isalpha()}
 
     run, test = ((ROOT / name).read_text().splitlines() for name in ("requirements.lock", "requirements-test.lock"))
+    extras = project["optional-dependencies"]
+    needed = {name for extra in extras.values() for name in names(extra)}
     assert names(project["dependencies"]) <= names(run)
-    assert names(project["optional-dependencies"]["test"]) <= names(test)
+    assert needed <= names(test) and not needed & names(run)
+    assert names(extras["plot"]) | names(extras["data"]) <= names(extras["test"]), "tests cover every extra"
     for line in (*run, *test):
         assert not line[:1].isalpha() or re.fullmatch(r"[\w.-]+==[\w.]+", line), f"not an exact version: {line}"

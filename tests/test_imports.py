@@ -1,98 +1,109 @@
-"""The direction of imports between the parts, and what stays out of them."""
+"""Imports between the rooms of the package follow the map of tools/import_map.py, and go round in no circle."""
 
-import ast
 import sys
-from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parent.parent / "src" / "fedtailor"
-FILES = sorted(SOURCE.rglob("*.py"))
-IDS = [str(path.relative_to(SOURCE)) for path in FILES]
+import import_map
+from import_map import LAYERS, MAY_IMPORT, SOURCE, TORCH_FREE, imported_names, room_of
 
-NO_TORCH = {"core.errors", "core.options", "core.atomic"}
-"""The parts of core that records and the command line may use: they import nothing but the standard library."""
+ROOMS_TO_COME = {"toolkit"}
+"""Rooms of the map that are being built."""
 
-MAY_USE = {
-    "__init__": {"testing", "core", "experiment", "models"},
-    "__main__": {"cli"},
-    "core": {"training"},
-    "training": {"core"},
-    "statistics": {"training", "core"},
-    "algorithms": {"statistics", "training", "core"},
-    "models": {"core"},
-    "data": {"core"},
-    "simulation": {"training", "core"},
-    "experiment": {"simulation", "models", "data", "algorithms", "core"},
-    "papers": {"experiment", "models", "data", "algorithms"} | NO_TORCH,
-    "testing": {"simulation", "models", "algorithms", "training", "core"},
-    "cli": {"papers", "testing", "experiment", "data"} | NO_TORCH,
-}
-"""Part -> the parts it may import, besides itself."""
+ARROWS_TO_CUT = {("core", "training")}
+"""Arrows of the map that point up."""
 
+CIRCLES_TO_CUT = [
+    ["models.module", "models.probe"],
+    ["simulation.engines", "simulation.engines.auto"],
+]
+"""Modules that import each other."""
+
+RULES = {**MAY_IMPORT, **import_map.ENTRANCES}
+MODULES = import_map.modules()
 CORE_LIBRARIES = {"torch", "numpy", "jaxtyping"}
 
 
-def imports_of(path):
-    """Return the modules that a file imports anywhere, as absolute names."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are absolute"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+def libraries_of(module):
+    return {name.split(".")[0] for name in imported_names(MODULES[module])} - {"fedtailor", "__future__"}
 
 
-def part_of(path):
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+def is_within(module, place):
+    return module == place or module.startswith(f"{place}.")
 
 
-def fedtailor_modules(path):
-    return {name.removeprefix("fedtailor.") for name in imports_of(path) if name.startswith("fedtailor.")}
+def test_the_map_names_every_room():
+    rooms = {room_of(module) for module in MODULES}
+    assert rooms <= set(RULES), "say in tools/import_map.py what the new room may import"
+    assert set(RULES) - rooms == ROOMS_TO_COME, "a room is gone, or there: correct the map or ROOMS_TO_COME"
 
 
-def allowed(name, part):
-    permitted = MAY_USE[part] | {part}
-    return any(name == other or name.startswith(f"{other}.") for other in permitted)
+def test_the_layers_hold_every_room_once():
+    assert [room for layer in LAYERS for room in layer] == list(MAY_IMPORT)
 
 
-@pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_imports_follow_the_arrows(path):
-    part = part_of(path)
-    assert part in MAY_USE, f"say in MAY_USE what {part} may import"
-    wrong = sorted(name for name in fedtailor_modules(path) if not allowed(name, part) and name != "__version__")
-    assert not wrong, f"{part} must not import {wrong}"
+def test_the_arrows_of_the_map_point_down():
+    height = {room: number for number, layer in enumerate(reversed(LAYERS)) for room in layer}
+    upward = {
+        (room, room_of(place))
+        for room, places in MAY_IMPORT.items()
+        for place in places
+        if height[room_of(place)] >= height[room]
+    }
+    assert upward <= ARROWS_TO_CUT
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in FILES if part_of(p) in {"core", "training", "statistics"}], ids=lambda p: p.name
-)
-def test_core_uses_few_libraries(path):
-    libraries = {name.split(".")[0] for name in imports_of(path)} - {"fedtailor", "__future__"}
-    assert libraries - set(sys.stdlib_module_names) <= CORE_LIBRARIES
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_follow_the_map(module):
+    room = room_of(module)
+    allowed = RULES[room] | {room}
+    wrong = [
+        other
+        for other in sorted(import_map.imported_modules(module))
+        if not any(is_within(other, place) for place in allowed)
+    ]
+    assert wrong == [], f"{room} may import {sorted(RULES[room])}"
 
 
-@pytest.mark.parametrize("part", ["core/atomic.py", "experiment/records.py", "cli"])
-def test_no_torch_where_none_is_needed(part):
-    for path in (path for path in FILES if path.relative_to(SOURCE).as_posix().startswith(part)):
-        assert not {name for name in imports_of(path) if name.split(".")[0] == "torch"}, path
+def test_no_modules_import_each_other():
+    assert [circle for circle in import_map.circles() if circle not in CIRCLES_TO_CUT] == []
 
 
-@pytest.mark.parametrize("name", sorted(NO_TORCH))
-def test_errors_and_options_import_the_standard_library_only(name):
-    libraries = {module.split(".")[0] for module in imports_of(SOURCE / f"{name.replace('.', '/')}.py")}
-    assert libraries - {"fedtailor"} <= set(sys.stdlib_module_names)
+def test_circles_are_found(monkeypatch):
+    edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
+    monkeypatch.setattr(import_map, "modules", lambda: edges)
+    monkeypatch.setattr(import_map, "imported_modules", edges.get)
+    assert import_map.circles() == [["a", "b", "c"], ["d", "e"]]
 
 
-@pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_nothing_loads_code_from_data(path):
-    text = path.read_text()
+@pytest.mark.parametrize("module", [name for name in MODULES if room_of(name) in {"core", "training", "statistics"}])
+def test_core_uses_few_libraries(module):
+    assert libraries_of(module) - set(sys.stdlib_module_names) <= CORE_LIBRARIES
+
+
+@pytest.mark.parametrize("place", ["core.atomic", "experiment.records", "cli"])
+def test_no_torch_where_none_is_needed(place):
+    modules = [module for module in MODULES if is_within(module, place)]
+    assert modules
+    assert [module for module in modules if "torch" in libraries_of(module)] == []
+
+
+@pytest.mark.parametrize("module", sorted(TORCH_FREE))
+def test_errors_and_options_import_the_standard_library_only(module):
+    assert libraries_of(module) <= set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_loads_code_from_data(module):
+    text = MODULES[module].read_text()
     for dangerous in ("torch.load(", "allow_pickle=True", "yaml.load(", "eval("):
-        assert dangerous not in text.replace(".eval(", ""), f"{path} uses {dangerous}"
+        assert dangerous not in text.replace(".eval(", ""), f"{module} uses {dangerous}"
 
 
 def test_pickle_has_one_user():
-    users = [str(path.relative_to(SOURCE)) for path in FILES if "pickle" in {n.split(".")[0] for n in imports_of(path)}]
-    assert len(users) <= 1 and all(user.startswith("data/") for user in users), users
+    users = [module for module in MODULES if "pickle" in libraries_of(module)]
+    assert len(users) <= 1 and all(room_of(user) == "data" for user in users), users
+
+
+def test_every_file_is_a_module_of_the_map():
+    assert sorted(MODULES.values()) == sorted(SOURCE.rglob("*.py"))

@@ -43,7 +43,9 @@ ARMS = {
 """Arm -> its module, what must be installed, and its part of the plan."""
 DEFAULT = "ours,ours_processes,pfl,flower"
 BATCH = {"cifar_cnn": 50, "mlp": 10}
-TOLERANCE, CHECK_ROUNDS, CHECK_EPOCHS = 1e-5, 2, 3
+TOLERANCE = 1e-5
+CHECK_ROUNDS = 2
+CHECK_EPOCHS = 3
 PROBE = """
 import importlib.metadata as found, json
 from fedtailor.experiment.provenance import machine, versions
@@ -76,7 +78,8 @@ class Arm:
 
     def __init__(self, name: str, plan: dict[str, Any], temporary: str) -> None:
         module, _, own = ARMS[name]
-        self.name, self.log = name, Path(temporary) / f"{name}.log"
+        self.name = name
+        self.log = Path(temporary) / f"{name}.log"
         command = [interpreter(), "-m", f"benchmarks.peers.{module}", json.dumps(plan | own)]
         with self.log.open("w") as errors:
             self.process = subprocess.Popen(
@@ -147,7 +150,8 @@ def turns(arms: list[Arm], blocks: int) -> tuple[dict[str, list[float]], dict[st
     for block in range(-1, blocks):  # the first is a warm-up
         answers = {}
         for arm in arms:
-            before, start = {other.name: other.cpu_seconds() for other in arms}, time.perf_counter()
+            before = {other.name: other.cpu_seconds() for other in arms}
+            start = time.perf_counter()
             answers[arm.name] = arm.round()
             for other in arms:
                 if other is not arm and block >= 0:
@@ -188,7 +192,8 @@ def check(names: list[str], plan: dict[str, Any], temporary: str) -> dict[str, f
 
 def run(names: list[str], plan: dict[str, Any], blocks: int, temporary: str) -> dict[str, Any]:
     """Alternate the arms and summarize; the first arm is what the others are compared with."""
-    load, arms = os.getloadavg()[0], []
+    load = os.getloadavg()[0]
+    arms = []
     try:
         for name in names:
             arms.append(Arm(name, plan, temporary))

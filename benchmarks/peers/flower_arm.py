@@ -21,7 +21,9 @@ class OnRequest(FedAvg):
 
     def __init__(self, plan: work.Plan, requests: work.Requests, **rest: Any) -> None:
         super().__init__(fraction_evaluate=0.0, accept_failures=False, **rest)
-        self.plan, self.requests, self.cohorts = plan, requests, work.cohorts(plan)
+        self.plan = plan
+        self.requests = requests
+        self.cohorts = work.cohorts(plan)
         self.last: Any = None
 
     def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> list[tuple[Any, FitIns]]:
@@ -49,7 +51,8 @@ class OnRequest(FedAvg):
 
 def main() -> None:
     """Serve rounds."""
-    plan, requests = work.Plan.given(), work.Requests()
+    plan = work.Plan.given()
+    requests = work.Requests()
     module = torch_module(plan.model, plan.classes)
     work.load_weights(plan, module)
     initial = ndarrays_to_parameters([parameter.detach().numpy() for parameter in module.parameters()])

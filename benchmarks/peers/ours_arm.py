@@ -22,7 +22,8 @@ class Watched:
     """An engine that keeps what the server sent last."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.name = engine, engine.name
+        self.engine = engine
+        self.name = engine.name
         self.sent: Any = None
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
@@ -48,7 +49,8 @@ def federation(plan: work.Plan) -> Federation:
 
 def main() -> None:
     """Serve rounds."""
-    plan, requests = work.Plan.given(), work.Requests()
+    plan = work.Plan.given()
+    requests = work.Requests()
     engine = Watched(build_engine(EngineOptions(name=plan.engine, workers=plan.workers)))  # type: ignore[arg-type]
     protocol = Protocol(rounds=plan.rounds + 2, participation=work.participation(plan), evaluate_every=0)
     reports = federate(FedAvg(training=plan.training), federation(plan), engine, protocol, seed=0)

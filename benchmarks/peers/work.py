@@ -17,7 +17,10 @@ from typing import Any, NamedTuple, TextIO
 
 from benchmarks.train_step import DECAY, LR, MOMENTUM, SETTINGS
 
-ALPHA, WHITE, MEAN, DEVIATION = 0.5, 255.0, 0.5, 0.25
+ALPHA = 0.5
+WHITE = 255.0
+MEAN = 0.5
+DEVIATION = 0.25
 EXAMPLES = {"cifar_cnn": 500, "mlp": 600}
 """Examples per client on average: CIFAR-10 and MNIST, divided among 100."""
 

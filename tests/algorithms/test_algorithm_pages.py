@@ -1,45 +1,17 @@
-"""The pages that scripts of docs write are what they would write, and say what a reader needs."""
+"""The pages of algorithms say what a reader needs. tests/test_pages.py checks that they are current."""
 
-import importlib.util
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
+import algorithm_pages
+import docstrings
 from fedtailor.algorithms import TABLE
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-
-
-def script(name):
-    """Import a script of the folder of documents."""
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 @pytest.fixture(scope="module")
-def generator():
-    return script("generate")
-
-
-@pytest.fixture(scope="module")
-def pages(generator):
-    return generator.pages()
-
-
-def test_pages_are_up_to_date(pages):
-    there = {path.name: path.read_text() for path in (DOCS / "algorithms").glob("*.md")}
-    assert there.keys() == pages.keys(), "run: make docs"
-    assert [name for name in pages if pages[name] != there[name]] == [], "run: make docs"
-
-
-@pytest.mark.parametrize("name", ["comparison", "performance"])
-def test_pages_of_records_are_up_to_date(name, monkeypatch):
-    monkeypatch.setattr("sys.path", [*sys.path])
-    assert (DOCS / f"{name}.md").read_text() == script(f"{name}_page").page(), "run: make docs"
+def pages():
+    return {name.removeprefix("algorithms/"): text for name, text in algorithm_pages.pages().items()}
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -53,10 +25,10 @@ def test_a_page_has_all_parts(name, pages):
     assert all(len(re.split(r"(?<!\\)\|", row)) in (6, 7) for row in rows)
 
 
-def test_options_have_bounds_and_words(generator):
+def test_options_have_bounds_and_words():
     from fedtailor.algorithms.pfedfda import PFedFDA
 
-    text = generator.options(PFedFDA)
+    text = algorithm_pages.options(PFedFDA)
     assert '| `beta` | `"single"` |' in text and "number >= 0" in text
 
 
@@ -82,5 +54,5 @@ def test_rows_that_are_sent_and_the_model_of_a_page_are_said(pages):
     assert "(with `wideresnet16`)" in pages["fedbn.md"]
 
 
-def test_references_become_code(generator):
-    assert generator.markdown("see :class:`Training` and ``x``") == "see `Training` and `x`"
+def test_references_become_code():
+    assert docstrings.inline("see :class:`Training` and ``x``") == "see `Training` and `x`"

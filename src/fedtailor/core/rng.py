@@ -49,7 +49,13 @@ class Key(NamedTuple):
 
 
 def new_key(seed: int, *, round: int = 0, client: int = 0, purpose: str = "") -> Key:
-    """Return the key of (seed, round, client), folded with ``purpose``."""
+    """Return the key of (seed, round, client), folded with ``purpose``.
+
+    Example:
+        >>> key = new_key(0, round=3, client=7)
+        >>> key.fold("head").purpose == key.fold("body").purpose
+        False
+    """
     where = [torch.tensor(value, dtype=torch.int64) for value in (seed, round, client, 0)]
     return join_key(where, 0).fold(purpose)
 

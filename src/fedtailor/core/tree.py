@@ -57,6 +57,10 @@ def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
     Raises:
         ValueError: the trees have other paths.
+
+    Example:
+        >>> map(torch.add, {"w": torch.tensor(1)}, {"w": torch.tensor(2)})
+        {'w': tensor(3)}
     """
     columns = [paths(tree), *(paths(other) for other in others)]
     if any(column.keys() != columns[0].keys() for column in columns):
@@ -87,7 +91,12 @@ def select(tree: Mapping[str, Any], keep: Callable[[str], bool]) -> dict[str, An
 
 
 def split(tree: Mapping[str, Any], keep: Callable[[str], bool]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a mapping in two by name; ``{**first, **second}`` joins it again."""
+    """Split a mapping in two by name; ``{**first, **second}`` joins it again.
+
+    Example:
+        >>> split({"body.weight": 1, "fc.weight": 2}, lambda name: name.startswith("fc"))
+        ({'fc.weight': 2}, {'body.weight': 1})
+    """
     return select(tree, keep), select(tree, lambda name: not keep(name))
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fedtailor.core.errors import unknown_name
 from fedtailor.data.datasets.known import DATASETS, KnownDataset
+from fedtailor.data.folders import cache_folder as cache_folder
+from fedtailor.data.folders import data_folder as data_folder
 
 if TYPE_CHECKING:
     from fedtailor.data.dataset import Dataset
@@ -69,17 +70,6 @@ def find(target: str) -> Any:
     """Return what ``module:attribute`` within this package names."""
     module, attribute = target.split(":")
     return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
-
-
-def data_folder(folder: str | Path = "") -> Path:
-    """Return the folder of data sets: the argument, else ``FEDTAILOR_DATA``, else ``~/.cache/fedtailor``."""
-    chosen = str(folder) or os.environ.get("FEDTAILOR_DATA", "") or "~/.cache/fedtailor"
-    return Path(chosen).expanduser()
-
-
-def cache_folder() -> Path:
-    """Return the folder of decoded data: ``FEDTAILOR_CACHE``, else ``~/.cache/fedtailor``."""
-    return Path(os.environ.get("FEDTAILOR_CACHE", "") or "~/.cache/fedtailor").expanduser()
 
 
 def load_dataset(name: str, folder: str | Path = "") -> Dataset:

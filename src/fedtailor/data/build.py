@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtailor.core.errors import ConfigError
-from fedtailor.data import data_folder
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.division import Division, divide
+from fedtailor.data.folders import data_folder
 from fedtailor.data.options import DataOptions
 from fedtailor.data.shift import NEW_PAIRS, CifarS, Pair, apply_shift, pairs, parse_shift
 from fedtailor.data.split import ClientRows, SplitRecord, split_digest, to_records

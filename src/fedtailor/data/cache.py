@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from fedtailor.core.errors import DataError
-from fedtailor.data import cache_folder
 from fedtailor.data.dataset import Dataset, Normalization
+from fedtailor.data.folders import cache_folder
 
 CACHE_VERSION = 2
 """Increased when the form of an entry changes."""

@@ -125,6 +125,11 @@ def load_config(path: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> 
 
     Raises:
         ConfigError: the file is missing or no TOML, or a value is wrong.
+
+    Example:
+        >>> _ = Path("experiment.toml").write_text('algorithm.name = "ditto"')
+        >>> load_config("experiment.toml", [("training.lr", 0.05)]).training.lr
+        0.05
     """
     try:
         values = tomllib.loads(Path(path).read_bytes().decode())
@@ -140,6 +145,11 @@ def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] 
 
     Raises:
         ConfigError: an unknown key, a wrong type, or a value out of range.
+
+    Example:
+        >>> config = make_config({"data": {"clients": 10}, "training": {"epochs": 1}})
+        >>> config.data.clients, config.training.batch_size
+        (10, 50)
     """
     values = {name: dict(item) if isinstance(item, Mapping) else item for name, item in values.items()}
     for key, value in overrides:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import fedtailor
+from fedtailor import __version__
 
 if TYPE_CHECKING:
     from fedtailor.data.dataset import Dataset
@@ -45,7 +45,7 @@ def describe_data(dataset: Dataset) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Return the versions of fedtailor, Python and the libraries that compute."""
     installed = {name: importlib.metadata.version(name) for name in _PACKAGES}
-    return {"fedtailor": fedtailor.__version__, "python": platform.python_version(), **installed}
+    return {"fedtailor": __version__, "python": platform.python_version(), **installed}
 
 
 def machine() -> dict[str, Any]:

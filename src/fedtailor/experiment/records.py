@@ -177,6 +177,13 @@ def read_run(path: str | Path) -> Run:
 
     Raises:
         DataError: the folder is no run, or one of its files is damaged.
+
+    Example:
+        >>> import fedtailor
+        >>> config = fedtailor.make_config({"data": {"clients": 3}, "federation": {"rounds": 2}})
+        >>> result = fedtailor.run(config, out="runs/example")
+        >>> [record["round"] for record in read_run("runs/example").rounds]
+        [1, 2]
     """
     path = Path(path)
     text = _read(path / "experiment.toml")

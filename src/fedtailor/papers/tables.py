@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import fedtailor
 from fedtailor.core.errors import ConfigError, DataError, unknown_name
 from fedtailor.papers.format import SETTINGS, Column, Layer, Method, Score, Source, Table, build_section
 
@@ -77,7 +76,7 @@ def experiments_folder() -> Path:
     Raises:
         ConfigError: neither holds the file of a paper.
     """
-    places = [Path("experiments"), Path(fedtailor.__file__).resolve().parents[2] / "experiments"]
+    places = [Path("experiments"), Path(__file__).resolve().parents[3] / "experiments"]
     for place in places:
         if any(place.glob("*/paper.toml")):
             return place

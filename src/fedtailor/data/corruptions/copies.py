@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.data import cache_folder
 from fedtailor.data.corruptions import corrupt
+from fedtailor.data.folders import cache_folder
 
 COPIES_VERSION = 1
 """Increased when a corruption is computed differently."""

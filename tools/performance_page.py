@@ -1,14 +1,10 @@
-"""Write docs/performance.md from the records under benchmarks/results: `make docs`.
-
-A test fails when the page is not what this file would write.
-"""
+"""The page docs/performance.md, from the records under benchmarks/results."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
-PAGE = Path(__file__).resolve().parent / "performance.md"
 NAMES = {
     "ours": "fedtailor, threads",
     "ours_processes": "fedtailor, processes",
@@ -49,15 +45,10 @@ time is of a GPU: none was there.
 """
 
 
-def main() -> None:
-    """Write the page."""
-    PAGE.write_text(page())
-
-
-def page() -> str:
-    """Return the text of the page."""
+def pages() -> dict[str, str]:
+    """Return the text of the page by its path below docs."""
     parts = [INTRODUCTION, steps(), evaluation(), peers(), rounds(), scale()]
-    return "\n".join(part for part in parts if part)
+    return {"performance.md": "\n".join(part for part in parts if part)}
 
 
 def load(pattern: str) -> list[dict[str, Any]]:
@@ -74,7 +65,8 @@ def table(head: str, rows: list[list[Any]]) -> str:
 def where(record: dict[str, Any]) -> str:
     """Say on what a record was measured."""
     about = {**record, **record["machine"]}
-    processor, cores = about.get("cpu") or about["processor"], about.get("cores") or about["physical_cores"]
+    processor = about.get("cpu") or about["processor"]
+    cores = about.get("cores") or about["physical_cores"]
     return f"{processor}, {cores} cores, torch {about['torch']}"
 
 
@@ -94,7 +86,8 @@ def steps() -> str:
     rows = []
     records = load("train_step-*.json")
     for found in records:
-        ours, speedup = found["ours"], found["speedup"]
+        ours = found["ours"]
+        speedup = found["speedup"]
         share = f"{ours['percent_of_sgemm_peak']:.0f} %"
         rows.append(
             [
@@ -201,7 +194,3 @@ def scale() -> str:
     head = "| algorithm | clients | s a round | s before the first | largest memory, MB | of it not of files, MB |"
     text = f"## Many clients\n\n{found['cohort']} of them train in a round; load {load_of(found)}.\n"
     return f"{text}\n{table(head, rows)}\nMeasured on: {where(found)}.\n"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,4 @@
-"""Write docs/comparison.md from the records of benchmarks/learning.py: `make docs`.
-
-A test fails when the page is not what this file would write.
-"""
+"""The page docs/comparison.md, from the records of benchmarks/learning.py."""
 
 import json
 import sys
@@ -13,7 +10,6 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import learning  # noqa: E402  # a script of the folder above
 
 WORLD = "fashion_mnist-dir0.1-half"
-PAGE = Path(__file__).resolve().parent / "comparison.md"
 INTRODUCTION = """# Every algorithm on Fashion-MNIST
 
 One run of every algorithm under one protocol: half of the training images of Fashion-MNIST (30,000), divided among 100
@@ -46,15 +42,10 @@ What stands out:
 """
 
 
-def main() -> None:
-    """Write the page."""
-    PAGE.write_text(page())
-
-
-def page() -> str:
-    """Return the text of the page."""
+def pages() -> dict[str, str]:
+    """Return the text of the page by its path below docs."""
     notes = NOTES.format(exceptions=exceptions(), pfedme=accuracies("pfedme"), longer=explanation())
-    return f"{INTRODUCTION}\n{learning.table(WORLD)}\n{notes}"
+    return {"comparison.md": f"{INTRODUCTION}\n{learning.table(WORLD)}\n{notes}"}
 
 
 def accuracies(name: str) -> dict[str, float]:
@@ -86,7 +77,3 @@ def explanation() -> str:
         " With steps as long as FedAvg's (`outer_lr` 0.02, a run that is in no table) they are "
         f"{found['global']:.1f}, {found['personalized']:.1f} and {found['local']:.1f}."
     )
-
-
-if __name__ == "__main__":
-    main()

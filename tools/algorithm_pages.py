@@ -1,17 +1,12 @@
-"""Write a page per algorithm to docs/algorithms, from its docstring and its declarations: `make docs`.
+"""Pages of docs/algorithms: one per algorithm, from its docstring and its declarations, and an index."""
 
-A test fails when a page is not what this file would write.
-"""
-
-import ast
 import dataclasses
 import inspect
 import json
 import re
-import sys
 import typing
-from pathlib import Path
 
+from docstrings import field_docstrings, inline
 from fedtailor.algorithms import TABLE, load_algorithm
 from fedtailor.core.message import Field
 from fedtailor.core.options import Range
@@ -19,8 +14,9 @@ from fedtailor.core.task import Task
 from fedtailor.experiment.algorithm_card import describe_algorithm, kept
 from fedtailor.models import build_model
 
-FOLDER = Path(__file__).resolve().parent / "algorithms"
-MODEL, SHAPE, CLASSES = "cifar_cnn", (3, 32, 32), 10
+MODEL = "cifar_cnn"
+SHAPE = (3, 32, 32)
+CLASSES = 10
 TASK = Task(build_model(MODEL, SHAPE, CLASSES), CLASSES, SHAPE)
 OTHER_MODELS = {"fedbn": "wideresnet16"}  # for pages of methods that are nothing without normalization layers
 WEIGHTS = {
@@ -69,27 +65,18 @@ GLOSSARY = """
 """
 
 
-def main() -> None:
-    """Write all pages, and remove those of algorithms that are no more."""
-    FOLDER.mkdir(exist_ok=True)
-    wanted = pages()
-    for path in FOLDER.glob("*.md"):
-        if path.name not in wanted:
-            path.unlink()
-    for name, text in wanted.items():
-        (FOLDER / name).write_text(text)
-    sys.stderr.write(f"{len(wanted)} pages in {FOLDER}\n")
-
-
 def pages() -> dict[str, str]:
-    """Return the text of every page by file name."""
+    """Return the text of every page by its path below docs."""
     cards = [describe_algorithm(name, entry, TASK) for name, entry in TABLE.items()]
     for card in cards:
         card["kept_by_clients"] = kept(load_algorithm(card["name"])(), task_of(card["name"]))
     index = INTRODUCTION.format(count=len(cards)) + "".join(line(card) for card in cards)
     index += NEW_CLIENTS + "".join(f"| {c['name']} | {c['onboarding']} | {c['adaptation']} |\n" for c in cards)
     index += GLOSSARY
-    return {"README.md": index, **{f"{card['name']}.md": page(card) for card in cards}}
+    found = {"algorithms/README.md": index}
+    for card in cards:
+        found[f"algorithms/{card['name']}.md"] = page(card)
+    return found
 
 
 def task_of(name: str) -> Task:
@@ -99,7 +86,8 @@ def task_of(name: str) -> Task:
 
 def line(card: dict) -> str:
     """Return an algorithm's line of the index."""
-    name, summary = card["name"], TABLE[card["name"]].summary
+    name = card["name"]
+    summary = TABLE[card["name"]].summary
     seen = ", ".join(f"{field} ({SEES[how].split()[0].strip('*')})" for field, how in card["uploads"].items())
     cells = [f"[{name}]({name}.md)", card["paper"] or "-", summary, seen or "nothing", keeps(card)]
     numbers = [f"{card[key] / 1024:.0f}" for key in ("bytes_down", "bytes_up")]
@@ -111,15 +99,14 @@ def page(card: dict) -> str:
     cls = load_algorithm(card["name"])
     title, text = inspect.getmodule(cls).__doc__.strip().split("\n", 1)
     link = "Words and symbols: [glossary](README.md#glossary)."
-    paragraphs = [f"# {card['name']}", markdown(title), markdown(text.strip()), link, facts(card, cls)]
+    paragraphs = [f"# {card['name']}", method_text(title), method_text(text.strip()), link, facts(card, cls)]
     return "\n\n".join([*paragraphs, messages(cls, card["name"]), options(cls), example(cls, card["name"])]) + "\n"
 
 
-def markdown(text: str) -> str:
-    """Turn the reStructuredText of a docstring into Markdown."""
-    text = re.sub(r":(?:class|func|mod|meth):`~?([^`]+)`", r"`\1`", text.replace("``", "`"))
-    text = re.sub(r"^(Messages|Deviations)( [^\n:]*)?:", r"**\1**\2:", text, flags=re.MULTILINE)
-    return text.replace("*<", r"\*<")
+def method_text(docstring: str) -> str:
+    """Turn the docstring of a method's module into Markdown."""
+    text = re.sub(r"^(Messages|Deviations)( [^\n:]*)?:", r"**\1**\2:", docstring, flags=re.MULTILINE)
+    return inline(text).replace("*<", r"\*<")
 
 
 def facts(card: dict, cls: type) -> str:
@@ -177,13 +164,21 @@ def options(cls: type) -> str:
         if field.name != "training":
             value = f'"{field.default}"' if isinstance(field.default, str) else field.default
             shown = str(value).lower() if isinstance(value, bool) else value
-            rows.append(f"| `{field.name}` | `{shown}` | {allowed(hints[field.name])} | {words[field.name]} |")
+            rows.append(f"| `{field.name}` | `{shown}` | {allowed(hints[field.name])} | {cell(words[field.name])} |")
     return "## Options\n\n" + ("\n".join(rows) if len(rows) > 2 else "None of its own; see `[training]`.")
+
+
+def cell(text: str) -> str:
+    """Return a text for a cell of a table."""
+    return text.replace("*<", r"\*<").replace("|", r"\|")
 
 
 def allowed(hint: typing.Any) -> str:
     """Say which values an option may have."""
-    base, *extras = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else [hint]
+    base = hint
+    extras = []
+    if typing.get_origin(hint) is typing.Annotated:
+        base, *extras = typing.get_args(hint)
     if typing.get_origin(base) is typing.Literal:
         return ", ".join(f'`"{value}"`' for value in typing.get_args(base))
     names = {int: "whole number", float: "number", bool: "true, false", str: "text"}
@@ -191,23 +186,8 @@ def allowed(hint: typing.Any) -> str:
     return " ".join([names.get(base, str(base)), *ranges])
 
 
-def field_docstrings(cls: type) -> dict[str, str]:
-    """Return the text below each field of a class, as one line."""
-    body = ast.parse(inspect.getsource(cls)).body[0].body
-    found = {}
-    for statement, after in zip(body, [*body[1:], None], strict=True):
-        if isinstance(statement, ast.AnnAssign) and isinstance(after, ast.Expr):
-            text = " ".join(inspect.cleandoc(after.value.value).split())
-            found[statement.target.id] = markdown(text).replace("|", r"\|")
-    return found
-
-
 def example(cls: type, name: str) -> str:
     """Return how to run it, with its defaults and with every preset that differs."""
     line = f"fedtailor run --algorithm {name} --dataset digits --clients 20 --rounds 20"
     others = [f"{line} --set algorithm.preset={preset}" for preset, values in cls.presets.items() if values]
     return "\n".join(["## Try it\n", "```console", line, *others, "```"])
-
-
-if __name__ == "__main__":
-    main()

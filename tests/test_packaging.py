@@ -1,0 +1,42 @@
+"""The wheel holds the package, and is as small as README says."""
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Build the wheel from a copy: a build leaves folders behind."""
+    copy = tmp_path_factory.mktemp("copy")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    out = tmp_path_factory.mktemp("wheels")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "--wheel-dir", str(out), str(copy)], check=True)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_every_module_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    modules = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "fedtailor").rglob("*.py")}
+    assert names == modules | {"fedtailor/py.typed"}
+
+
+@pytest.mark.slow
+def test_readme_names_the_wheel_and_its_size(wheel):
+    readme = (ROOT / "README.md").read_text()
+    assert wheel.name in readme
+    (megabytes,) = re.findall(r"The wheel has ([\d.]+) MB", readme)
+    assert wheel.stat().st_size / 1e6 == pytest.approx(float(megabytes), abs=0.06)

@@ -1,0 +1,83 @@
+"""One statement a line: no file assigns several expressions to several names at once."""
+
+import ast
+
+import pytest
+
+import plain_code
+
+ROOMS_TO_DO = {
+    "algorithms",
+    "cli",
+    "data",
+    "experiment",
+    "models",
+    "papers",
+    "simulation",
+    "statistics",
+    "testing",
+    "training",
+}
+"""Rooms that still hold packed assignments. The test fails when one holds none: take it out then."""
+
+FILES = [
+    *plain_code.SOURCE.rglob("*.py"),
+    *(plain_code.ROOT / "tools").glob("*.py"),
+    *(plain_code.ROOT / "benchmarks").rglob("*.py"),
+]
+
+
+def room_of(path):
+    if plain_code.SOURCE in path.parents:
+        return path.relative_to(plain_code.SOURCE).parts[0].removesuffix(".py")
+    return path.relative_to(plain_code.ROOT).parts[0]
+
+
+def packed(path):
+    nodes = plain_code.packed_assignments(path.read_text())
+    return [f"{path.relative_to(plain_code.ROOT)}:{node.lineno}: {ast.unparse(node)}" for node in nodes]
+
+
+@pytest.mark.parametrize("room", sorted({room_of(path) for path in FILES}))
+def test_no_packed_assignments(room):
+    found = [line for path in sorted(FILES) if room_of(path) == room for line in packed(path)]
+    if room in ROOMS_TO_DO:
+        assert found, f"{room} is plain: take it out of ROOMS_TO_DO"
+    else:
+        assert found == [], "one statement a line"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a, b = x, y",
+        "a, b = (x, y) if c else (z, w)",
+        "a, b = (x, y) if c else f()",
+        "self.a, self.b = a, b",
+        "[a, b] = [1, 2]",
+        "a, (b, c) = x, y",
+        "a, *b = x, y, z",
+        "pair = a, b = 1, 2",
+    ],
+)
+def test_packed_assignments_are_found(text):
+    assert len(list(plain_code.packed_assignments(text))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a, b = b, a",
+        "a[i], a[j] = a[j], a[i]",
+        "a, b, c = c, a, b",
+        "a, b = f()",
+        "a, b = f() if c else g()",
+        "a, b = pair",
+        "a, b = (f(x) for x in (p, q))",
+        "pair = 1, 2",
+        "pair: tuple[int, int] = 1, 2",
+        "a = b = 0",
+    ],
+)
+def test_swaps_and_calls_are_plain(text):
+    assert list(plain_code.packed_assignments(text)) == []

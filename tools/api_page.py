@@ -1,0 +1,152 @@
+"""The page docs/api.md: the public names and their docstrings."""
+
+import ast
+import importlib
+import inspect
+import typing
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import fedtailor
+from docstrings import constant_docstrings, field_docstrings, inline, markdown
+from import_map import imported_names, modules
+
+INTRODUCTION = """# Public names
+
+What programs may use: every name below keeps its meaning from one version to the next, and the changelog names what
+changes. Other modules of the package may change at any time. The commands are described in [running.md](running.md).
+"""
+TITLES = {
+    "fedtailor": "What a program imports to run experiments, to read their results and to define its own methods.",
+    "fedtailor.toolkit": "What a method is written with, besides the names above: "
+    "[new-algorithm.md](new-algorithm.md) shows how.",
+}
+WIDTH = 100
+
+
+def pages() -> dict[str, str]:
+    """Return the text of the page by its path below docs."""
+    parts = [INTRODUCTION]
+    for package, names in public_names().items():
+        parts.append(f"## {package}\n\n{TITLES[package]}\n")
+        parts.append("\n".join(f"* [`{name}`](#{name.lower()}): {summary(package, name)}" for name in names) + "\n")
+        parts += [entry(package, name) for name in names]
+    return {"api.md": "\n".join(parts)}
+
+
+def public_names() -> dict[str, list[str]]:
+    """Return the public names by the module that they are imported from, each name once."""
+    toolkit: list[str] = []
+    if "toolkit" in modules():
+        toolkit = sorted(importlib.import_module("fedtailor.toolkit").__all__)
+    first = sorted(set(fedtailor.__all__) - {"__version__"})
+    if set(toolkit) <= set(first):  # the package passes on the names of the toolkit
+        first = [name for name in first if name not in toolkit]
+    else:
+        toolkit = [name for name in toolkit if name not in first]
+    found = {"fedtailor": first, "fedtailor.toolkit": toolkit}
+    return {package: names for package, names in found.items() if names}
+
+
+def documentation(package: str, name: str) -> str:
+    """Return the docstring of a public name; that of a constant stands below it in its module."""
+    value = getattr(importlib.import_module(package), name)
+    if inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value):
+        text = inspect.cleandoc(value.__doc__ or "")
+        return "" if text.startswith(f"{name}(") else text  # dataclasses and NamedTuples write their signature
+    return constant_docstrings(importlib.import_module(home(package, name))).get(name, "")
+
+
+def home(package: str, name: str) -> str:
+    """Return the module that defines a name, from the imports of the package that passes it on."""
+    passed_on = imported_names(modules()[package.removeprefix("fedtailor").removeprefix(".") or "__init__"])
+    (found,) = (full for full in passed_on if full.rpartition(".")[2] == name)
+    return found.rpartition(".")[0]
+
+
+def assignment(package: str, name: str) -> str:
+    """Return the statement that defines a constant."""
+    source = inspect.getsource(importlib.import_module(home(package, name)))
+    for statement in ast.parse(source).body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return ast.get_source_segment(source, statement) or ""
+    raise ValueError(f"{package} passes on {name}, which {home(package, name)} does not define")
+
+
+def summary(package: str, name: str) -> str:
+    """Return the first line of a docstring."""
+    return inline(documentation(package, name).split("\n\n")[0].replace("\n", " "))
+
+
+def entry(package: str, name: str) -> str:
+    """Return the part of the page about a name."""
+    value = getattr(importlib.import_module(package), name)
+    parts = [f"### {name}"]
+    if inspect.ismodule(value):
+        parts += [inline(inspect.getdoc(value) or ""), *functions(value)]
+    elif inspect.isclass(value):
+        parts += [signature(name, value), markdown(inspect.getdoc(value) or ""), *members(value)]
+    elif inspect.isroutine(value):
+        parts += [signature(name, value), markdown(inspect.getdoc(value) or "")]
+    else:
+        parts += [f"```python\n{assignment(package, name)}\n```", documentation(package, name)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def functions(module: ModuleType) -> Iterator[str]:
+    """Yield the public functions and classes that a module defines."""
+    for name, value in vars(module).items():
+        is_own = getattr(value, "__module__", "") == module.__name__
+        if is_own and not name.startswith("_") and (inspect.isroutine(value) or inspect.isclass(value)):
+            text = inline(inspect.getdoc(value) or "")
+            yield f"{signature(name, value)}\n\n{text.split(chr(10) + chr(10))[0]}"
+
+
+def members(cls: type) -> Iterator[str]:
+    """Yield the fields and the public methods that a class defines."""
+    if fields := field_docstrings(cls):
+        yield "**Fields**\n\n" + "\n".join(f"* `{name}`: {text}" for name, text in fields.items())
+    for name in vars(cls):
+        if not name.startswith("_"):
+            method = getattr(cls, name)
+            if inspect.isroutine(method) and inspect.getdoc(method):
+                yield f"#### {cls.__name__}.{name}\n\n{signature(name, method)}\n\n{markdown(inspect.getdoc(method))}"
+
+
+def signature(name: str, value: Any) -> str:
+    """Return a signature as code; one parameter a line where it is long."""
+    try:
+        found = inspect.signature(value)
+    except ValueError:  # a class that takes what its base takes
+        return ""
+    parameters = list(_parameters(found))
+    returns = "" if inspect.isclass(value) else f" -> {annotation(found.return_annotation)}"
+    line = f"{name}({', '.join(parameters)}){returns}"
+    if len(line) > WIDTH:
+        line = f"{name}(\n" + "".join(f"    {parameter},\n" for parameter in parameters) + f"){returns}"
+    return f"```python\n{line}\n```"
+
+
+def _parameters(found: inspect.Signature) -> Iterator[str]:
+    keywords_only = False
+    for parameter in found.parameters.values():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not keywords_only:
+            keywords_only = True
+            yield "*"
+        text = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        text += parameter.name
+        if parameter.annotation is not inspect.Parameter.empty:
+            text += f": {annotation(parameter.annotation)}"
+        if parameter.default is not inspect.Parameter.empty:
+            default = repr(parameter.default)
+            text += " = ..." if default.startswith("<") else f" = {default}"
+        yield text
+
+
+def annotation(value: Any) -> str:
+    """Return a type as it is written in the source."""
+    if isinstance(value, typing.ForwardRef):
+        return value.__forward_arg__
+    return value if isinstance(value, str) else inspect.formatannotation(value)

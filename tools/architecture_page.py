@@ -1,0 +1,281 @@
+"""The page docs/architecture.md and its picture, from the import map and the docstrings of the rooms."""
+
+import ast
+import html
+from functools import cache
+
+from docstrings import inline
+from import_map import LAYERS, MAY_IMPORT, ROOT, modules, room_of
+
+INTRODUCTION = """# Architecture
+
+The package is divided into rooms: the folders and single modules of `src/fedtailor`. Imports go one way, from a room to
+rooms below it. A test checks every import against this map, and that no modules import each other in a circle.
+
+![Rooms of the package, and which imports which](architecture.svg)
+
+An arrow leads from a room to a room that it imports; arrows that follow from others are left out. Everything may
+import `core`.
+
+**The idea.** An algorithm is the program of *one* client plus the arithmetic of the server, written as pure functions
+over trees of tensors. Engines decide how many clients run at once. No algorithm has a client axis, padding, a device or
+a loop over clients.
+
+## The rooms
+
+| room | what it is | it may import |
+|---|---|---|
+"""
+PATH = (
+    ("data.dataset:Dataset", "the examples of a data set, decoded once and mapped into memory"),
+    ("data.partitions.base:Partition", "who has which example: positions in the data set by client"),
+    ("data.division:Division", "the examples of each client, split into training, validation and test"),
+    ("core.federation:Federation", "the same as tensors, with the task of every client"),
+    ("core.federation:ClientData", "what the program of one client receives; it holds no test examples"),
+    ("training.batches:Batches", "mini-batches, in an order that follows from a key"),
+    ("core.algorithm:Algorithm.local_update", "the work of one client in a round"),
+    ("core.algorithm:ClientUpdate", "its result: a new client state, and an upload"),
+    ("core.message:Reduced", "what the server sees of a field of all uploads: a mean, a sum, or single values"),
+    ("core.algorithm:Algorithm.aggregate", "the arithmetic of the server: a new server state"),
+    ("core.algorithm:Download", "what a client receives in the next round, or to personalize"),
+    ("core.algorithm:Algorithm.personalize", "a client's own model, from a download and its training examples"),
+    ("core.algorithm:Algorithm.predict", "logits for inputs"),
+    ("core.metrics:Scores", "sums over test examples, from which every metric is computed"),
+    ("simulation.report:RoundReport", "all that a round gives: scores, training metrics, bytes, events"),
+    ("experiment.records:RunFolder", "the folder of a run: configuration, scores by round and client, models"),
+)
+"""The stops of the data, in order: ``module:name``, and what it is."""
+
+PLACES = (
+    (
+        "a method",
+        ["src/fedtailor/algorithms/", "algorithms:TABLE"],
+        "one file, and one line of the table; its module docstring becomes its page",
+        "tests/golden/",
+    ),
+    (
+        "something that serves one method only",
+        ["src/fedtailor/algorithms/"],
+        "a private module beside the method, such as `_beta_search.py`",
+        "tests/algorithms/",
+    ),
+    (
+        "a building block, or a loss, of clients' programs",
+        ["src/fedtailor/training/"],
+        "a function that serves several methods",
+        "tests/training/",
+    ),
+    (
+        "a metric",
+        ["core.metrics:Scores", "core.metrics:per_client", "core.metrics:HIGHER_IS_BETTER"],
+        "sums that add up over batches, the figure computed from them, and its direction",
+        "tests/core/test_metrics.py",
+    ),
+    (
+        "a data set",
+        ["src/fedtailor/data/datasets/", "data.datasets.known:DATASETS"],
+        "a function that returns a `Dataset`, and one line of the table; where it is downloaded from stands in "
+        "`data/download`",
+        "tests/data/",
+    ),
+    (
+        "a reader of a file format",
+        ["src/fedtailor/data/readers/", "src/fedtailor/data/own/"],
+        "`readers` for the files of known data sets, `own` for those of users",
+        "tests/data/",
+    ),
+    (
+        "a partition",
+        ["src/fedtailor/data/partitions/", "data:PARTITIONS"],
+        "a subclass of `Partition`, and one line of the table",
+        "tests/data/partitions/",
+    ),
+    (
+        "a model",
+        ["src/fedtailor/models/", "models:MODELS"],
+        "a function that returns a model, and one line of the table",
+        "tests/models/",
+    ),
+    (
+        "an engine",
+        ["src/fedtailor/simulation/engines/", "simulation.engines:TABLE", "simulation.engines:EngineOptions"],
+        "a class with the methods of `core.engine:Engine`, one line of the table, and its name among the options",
+        "tests/simulation/engines/",
+    ),
+    (
+        "a command",
+        ["src/fedtailor/cli/main.py", "src/fedtailor/cli/show/"],
+        "a function that parses, calls one function, and prints; what is printed is made in `show`",
+        "tests/cli/",
+    ),
+    (
+        "an option",
+        ["experiment.config:Config"],
+        "a field with a default and a docstring in the dataclass of its section",
+        "tests/experiment/test_config.py",
+    ),
+    (
+        "a check of every method",
+        ["src/fedtailor/testing/"],
+        "a check that answers in sentences; users run it too, by `fedtailor.check_algorithm`",
+        "tests/contract/",
+    ),
+    ("an experiment of a paper", ["experiments/"], "a folder of TOML files; no code", "tests/papers/"),
+)
+"""What one may want to add, where it goes, how, and where its tests are."""
+
+BESIDE = {
+    "tests": "one folder for each room; `tests/golden` compares methods with NumPy transcriptions of their papers",
+    "docs": "these pages; `make docs` writes those that follow from code or records",
+    "tools": "the writers of pages, the map of imports, the check for packed code",
+    "benchmarks": "measurements of speed and accuracy, with their records",
+    "experiments": "the experiments of the papers as TOML files, the papers' numbers, and our records",
+}
+
+COLUMNS = {
+    "cli": 1.5,
+    "papers": 0.5,
+    "testing": 2.5,
+    "experiment": 0.5,
+    "data": 0.0,
+    "models": 1.0,
+    "simulation": 2.0,
+    "algorithms": 3.0,
+    "toolkit": 3.0,
+    "statistics": 3.0,
+    "training": 2.5,
+    "core": 1.5,
+}
+"""Where a room stands in its layer, in the picture."""
+
+BOX = (150, 44)
+STEP = (190, 92)
+MARGIN = 24
+
+
+def pages() -> dict[str, str]:
+    """Return the texts of the page and of its picture by their paths below docs."""
+    rooms = "".join(f"| `{room}` | {sentence(room)} | {imports(room)} |\n" for layer in layers() for room in layer)
+    beside = "".join(f"* [`{folder}`](../{folder}): {words}\n" for folder, words in BESIDE.items())
+    path = "".join(f"{number}. {link(target)}: {words}\n" for number, (target, words) in enumerate(PATH, start=1))
+    places = "".join(
+        f"| {what} | {', '.join(link(target) for target in targets)} | {how} | {link(tests)} |\n"
+        for what, targets, how, tests in PLACES
+    )
+    text = (
+        f"{INTRODUCTION}{rooms}\nBeside the package:\n\n{beside}\n"
+        "## The way of the data\n\nNothing flows back except a download. Every stop is a value that can be printed, "
+        f"saved and compared.\n\n{path}\n"
+        f"## Where do I put ...?\n\n| to add | where | how | tests |\n|---|---|---|---|\n{places}"
+    )
+    return {"architecture.md": text, "architecture.svg": picture()}
+
+
+def layers() -> list[list[str]]:
+    """Return the rooms that exist, by layer."""
+    there = {room_of(module) for module in modules()}
+    return [[room for room in layer if room in there] for layer in LAYERS if set(layer) & there]
+
+
+def sentence(room: str) -> str:
+    """Return the first paragraph of a room's docstring."""
+    docstring = ast.get_docstring(ast.parse(modules()[room].read_text())) or ""
+    return inline(docstring.split("\n\n")[0].replace("\n", " "))
+
+
+def imports(room: str) -> str:
+    """Say what a room may import."""
+    there = {room_of(module) for module in modules()}
+    places = [place for place in sorted(MAY_IMPORT[room]) if room_of(place) in there]
+    return ", ".join(f"`{place}`" for place in places) or "nothing of the package"
+
+
+def link(target: str) -> str:
+    """Return a link to a path of the repository, or to the source of ``module:name``; both must exist."""
+    if ":" not in target:
+        path = ROOT / target
+        shown = target.removeprefix("src/fedtailor/")
+    else:
+        module, _, name = target.partition(":")
+        path = modules()[module]
+        shown = name
+        if name not in definitions(module):
+            raise ValueError(f"{path} defines no {name}: correct tools/architecture_page.py")
+    if not path.exists():
+        raise ValueError(f"there is no {path}: correct tools/architecture_page.py")
+    return f"[`{shown}`](../{path.relative_to(ROOT).as_posix()})"
+
+
+@cache
+def definitions(module: str) -> frozenset[str]:
+    """Return the names that a module defines, and those of its classes as ``Class.name``."""
+    found = set()
+    for statement in ast.parse(modules()[module].read_text()).body:
+        for name in _names(statement):
+            found.add(name)
+            if isinstance(statement, ast.ClassDef):
+                found.update(f"{name}.{member}" for inner in statement.body for member in _names(inner))
+    return frozenset(found)
+
+
+def _names(statement: ast.stmt) -> list[str]:
+    if isinstance(statement, ast.ClassDef | ast.FunctionDef):
+        return [statement.name]
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def arrows() -> list[tuple[str, str]]:
+    """Return the arrows of the picture: from a room to one that it may import, but not through a third."""
+    there = [room for layer in layers() for room in layer]
+    below = {room: {room_of(place) for place in MAY_IMPORT[room]} & set(there) for room in there}
+    below["core"] = set()  # the lowest layer
+
+    def reached(room: str) -> set[str]:
+        return below[room].union(*(reached(other) for other in below[room]))
+
+    return [
+        (room, other)
+        for room in there
+        for other in sorted(below[room])
+        if not any(other in reached(third) for third in below[room] - {other})
+    ]
+
+
+def picture() -> str:
+    """Return the picture of rooms and arrows as SVG."""
+    rows = layers()
+    place = {room: _center(room, row) for row, rooms in enumerate(rows) for room in rooms}
+    width = 2 * MARGIN + 3 * STEP[0] + BOX[0]
+    height = 2 * MARGIN + (len(rows) - 1) * STEP[1] + BOX[1]
+    shapes = [_arrow(place[room], place[other], other) for room, other in arrows()]
+    shapes += [_box(room, x, y) for room, (x, y) in place.items()]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        'font-family="Helvetica, Arial, sans-serif" font-size="16">\n'
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+        '<path d="M0,0 L8,4 L0,8 z" fill="#5b6b7b"/></marker></defs>\n'
+        f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>\n' + "\n".join(shapes) + "\n</svg>\n"
+    )
+
+
+def _center(room: str, row: int) -> tuple[float, float]:
+    return MARGIN + BOX[0] / 2 + COLUMNS[room] * STEP[0], MARGIN + BOX[1] / 2 + row * STEP[1]
+
+
+def _box(room: str, x: float, y: float) -> str:
+    width = BOX[0] + 3 * STEP[0] if room == "core" else BOX[0]  # everything stands on core
+    return (
+        f'<rect x="{x - width / 2:g}" y="{y - BOX[1] / 2:g}" width="{width}" height="{BOX[1]}" rx="6" fill="#eaf1f8" '
+        f'stroke="#3a6ea5"/>\n<text x="{x:g}" y="{y + 5:g}" text-anchor="middle" fill="#1d2a36">'
+        f"{html.escape(room)}</text>"
+    )
+
+
+def _arrow(start: tuple[float, float], end: tuple[float, float], target: str) -> str:
+    end_x = start[0] if target == "core" else end[0]
+    start_y = start[1] + BOX[1] / 2
+    end_y = end[1] - BOX[1] / 2
+    middle = (start_y + end_y) / 2
+    path = f"M{start[0]:g},{start_y:g} C{start[0]:g},{middle:g} {end_x:g},{middle:g} {end_x:g},{end_y:g}"
+    return f'<path d="{path}" fill="none" stroke="#5b6b7b" stroke-width="1.5" marker-end="url(#tip)"/>'

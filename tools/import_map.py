@@ -1,0 +1,132 @@
+"""The map of the package: its rooms, and which room may import which.
+
+A room is a folder or a module directly under ``src/fedtailor``. tests/test_imports.py enforces the map, and
+tools/architecture_page.py draws it.
+"""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "fedtailor"
+
+LAYERS = (
+    ("cli",),
+    ("papers", "testing"),
+    ("experiment",),
+    ("simulation", "models", "data", "algorithms"),
+    ("toolkit",),
+    ("statistics",),
+    ("training",),
+    ("core",),
+)
+"""The rooms from top to bottom. A room imports rooms of lower layers only."""
+
+TORCH_FREE = frozenset({"core.errors", "core.options", "core.atomic"})
+"""Parts of core that import the standard library only, so that the command line starts without torch."""
+
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "cli": frozenset({"papers", "testing", "experiment", "data"}) | TORCH_FREE,
+    "papers": frozenset({"experiment", "models", "data", "algorithms"}) | TORCH_FREE,
+    "testing": frozenset({"simulation", "models", "algorithms", "training", "core"}),
+    "experiment": frozenset({"simulation", "models", "data", "algorithms", "core"}),
+    "simulation": frozenset({"training", "core"}),
+    "models": frozenset({"core"}),
+    "data": frozenset({"core"}),
+    "algorithms": frozenset({"statistics", "training", "core"}),
+    "toolkit": frozenset({"statistics", "training", "core"}),
+    "statistics": frozenset({"training", "core"}),
+    "training": frozenset({"core"}),
+    "core": frozenset({"training"}),
+}
+"""Room -> the rooms, or parts of rooms, that it may import besides itself."""
+
+ENTRANCES: dict[str, frozenset[str]] = {
+    "__init__": frozenset({"testing", "core", "experiment", "models"}),
+    "__main__": frozenset({"cli"}),
+}
+"""The modules through which users come in, and what they may import: the public names, and the command line."""
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Return every module of the package by its name without ``fedtailor.``; the package itself is ``__init__``."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        if parts[-1] == "__init__" and len(parts) > 1:
+            parts = parts[:-1]
+        found[".".join(parts)] = path
+    return found
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module.
+
+    >>> room_of("core.rng")
+    'core'
+    """
+    return module.partition(".")[0]
+
+
+@cache
+def imported_names(path: Path) -> frozenset[str]:
+    """Return what a file imports anywhere, inside functions and for type checkers too, as absolute names."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level > 0:
+                raise ValueError(f"{path}:{node.lineno}: imports are absolute")
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return frozenset(found)
+
+
+def imported_modules(module: str) -> frozenset[str]:
+    """Return the modules of the package that a module imports; the version is a constant and does not count."""
+    found = set()
+    for name in imported_names(modules()[module]) - {"fedtailor.__version__"}:
+        if name == "fedtailor" or name.startswith("fedtailor."):
+            found.add(_module_of(name.removeprefix("fedtailor").removeprefix(".")))
+    return frozenset(found - {module})
+
+
+def _module_of(name: str) -> str:
+    """Return the module that holds a name: ``core.rng`` for ``core.rng.fold``."""
+    while name and name not in modules():
+        name = name.rpartition(".")[0]
+    return name or "__init__"
+
+
+def room_imports() -> dict[str, frozenset[str]]:
+    """Return the rooms that each room of the map imports today."""
+    found: dict[str, set[str]] = {room: set() for room in MAY_IMPORT}
+    for module in modules():
+        room = room_of(module)
+        if room in found:
+            found[room].update(room_of(other) for other in imported_modules(module))
+    return {room: frozenset(rooms - {room, "__init__"}) for room, rooms in found.items()}
+
+
+def circles() -> list[list[str]]:
+    """Return the groups of modules that import each other, directly or through others of the group."""
+    edges = {module: imported_modules(module) for module in modules()}
+    reached = {module: _reachable(module, edges) for module in edges}
+    groups = set()
+    for module, others in reached.items():
+        if module in others:
+            groups.add(frozenset(other for other in others if module in reached[other]))
+    return sorted(sorted(group) for group in groups)
+
+
+def _reachable(start: str, edges: dict[str, frozenset[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = list(edges[start])
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found.add(module)
+            waiting.extend(edges[module])
+    return found
