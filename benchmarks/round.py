@@ -38,7 +38,8 @@ from fedtailor.core.schedule import Protocol
 from fedtailor.core.task import Task, Training
 from fedtailor.experiment.provenance import machine, versions
 from fedtailor.models import MODELS, build_model
-from fedtailor.simulation.engines import EngineOptions, build_engine
+from fedtailor.simulation.engines.build import build_engine
+from fedtailor.simulation.engines.options import EngineOptions
 from fedtailor.simulation.engines.reference import run_job
 from fedtailor.simulation.programs import SharedInputs, client_inputs, personalize_program, train_program
 from fedtailor.simulation.rounds import federate

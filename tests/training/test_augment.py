@@ -13,7 +13,8 @@ from fedtailor.core.participation import parse_participation
 from fedtailor.core.rng import new_key, plain
 from fedtailor.core.schedule import Protocol
 from fedtailor.core.task import Training
-from fedtailor.simulation.engines import EngineOptions, build_engine
+from fedtailor.simulation.engines.build import build_engine
+from fedtailor.simulation.engines.options import EngineOptions
 from fedtailor.simulation.rounds import federate
 from fedtailor.training.augment import Moving, moving
 from fedtailor.training.batches import Amount, gather, plan_batches, take

@@ -21,7 +21,8 @@ from fedtailor.experiment.config import AlgorithmOptions, Config, as_options
 from fedtailor.experiment.preconditions import refuse_impossible_moves, refuse_untrainable, training_in_vain
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.models import build_model, default_model
-from fedtailor.simulation.engines import EngineChoice, choose_engine
+from fedtailor.simulation.engines.build import choose_engine
+from fedtailor.simulation.engines.options import EngineChoice
 from fedtailor.simulation.rounds import check_tasks, check_who_trains
 
 

@@ -68,6 +68,8 @@ def examine(data_dir: str = "") -> dict[str, Any]:
 
     from fedtailor.data.inventory import inventory
     from fedtailor.experiment.provenance import commit, machine, versions
+    from fedtailor.simulation.engines.build import build_engine
+    from fedtailor.simulation.engines.options import EngineOptions
     from fedtailor.simulation.engines.workers import keep_pages
 
     folder = data.data_folder(data_dir)
@@ -77,7 +79,7 @@ def examine(data_dir: str = "") -> dict[str, Any]:
         "versions": versions(),
         "commit": commit(),
         "machine": machine(),
-        "engine": engines.build_engine(engines.EngineOptions()).name,
+        "engine": build_engine(EngineOptions()).name,
         "keeps_freed_pages": keep_pages(),
         "data_folder": str(folder),
         "cache_folder": str(data.cache_folder()),

@@ -21,7 +21,7 @@ from fedtailor.core.errors import ConfigError, did_you_mean
 from fedtailor.core.options import Range, build, check_options, check_value
 from fedtailor.core.task import Training
 from fedtailor.data.options import DataOptions
-from fedtailor.simulation.engines import EngineOptions
+from fedtailor.simulation.engines.options import EngineOptions
 
 _Seed = Annotated[int, Range(ge=0, le=2**53)]
 

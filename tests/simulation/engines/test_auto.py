@@ -14,8 +14,10 @@ from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.run import run_seed
-from fedtailor.simulation.engines import EngineOptions, auto, choose_engine
+from fedtailor.simulation.engines import auto
 from fedtailor.simulation.engines.auto import choose, expected_steps, obstacle, step_seconds
+from fedtailor.simulation.engines.build import choose_engine
+from fedtailor.simulation.engines.options import EngineOptions
 
 WORLD = federation(perceptron(), sizes=(10, 20, 30, 40, 0), new_sizes=(1000,))
 TRAINING = Training(epochs=5, batch_size=10)  # 15 steps on the client of 30 examples

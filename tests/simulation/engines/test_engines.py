@@ -15,8 +15,9 @@ import fedtailor.simulation.engines.batched as batched
 from federations import perceptron
 from fedtailor.core.engine import ExampleIndices, Failure, Job
 from fedtailor.simulation import engines
-from fedtailor.simulation.engines import EngineOptions, build_engine
 from fedtailor.simulation.engines.batched import Batched
+from fedtailor.simulation.engines.build import build_engine
+from fedtailor.simulation.engines.options import EngineOptions
 from fedtailor.simulation.engines.reference import Reference, one_thread
 from fedtailor.simulation.engines.workers import Workers, keep_pages, physical_cores
 
@@ -233,9 +234,11 @@ def test_workers_fill_the_physical_cores():
 
 
 def test_listing_engines_does_not_import_torch():
-    source = Path(engines.__file__).parents[2]
+    source = Path(engines.__file__).parents[3]
     code = (
-        "import sys, fedtailor.simulation.engines as e; e.EngineOptions(); print(len(e.TABLE), 'torch' in sys.modules)"
+        "import sys; from fedtailor.simulation.engines import TABLE; "
+        "from fedtailor.simulation.engines.options import EngineOptions; "
+        "EngineOptions(); print(len(TABLE), 'torch' in sys.modules)"
     )
     found = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(source)}, capture_output=True, text=True, check=True

@@ -17,7 +17,7 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Federation
 from fedtailor.core.schedule import Protocol
 from fedtailor.core.task import Training
-from fedtailor.simulation.engines import EngineChoice
+from fedtailor.simulation.engines.options import EngineChoice
 from fedtailor.simulation.engines.processes import Processes, encode_map, encode_task
 from fedtailor.simulation.engines.workers import Workers, physical_cores
 from fedtailor.simulation.programs import train_program
