@@ -96,3 +96,13 @@ def test_nothing_loads_code_from_data(path):
 def test_pickle_has_one_user():
     users = [str(path.relative_to(SOURCE)) for path in FILES if "pickle" in {n.split(".")[0] for n in imports_of(path)}]
     assert len(users) <= 1 and all(user.startswith("data/") for user in users), users
+
+
+def test_recordings_are_known_to_the_engines_that_use_them_alone():
+    users = {
+        path.relative_to(SOURCE).as_posix()
+        for path in FILES
+        if any(name.startswith("training.step_graph") for name in fedtailor_modules(path))
+    }
+    others = {user for user in users if not user.startswith("training/step_graph/")}
+    assert others == {"simulation/engines/workers.py", "simulation/engines/child.py"}
