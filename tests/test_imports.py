@@ -107,3 +107,12 @@ def test_pickle_has_one_user():
 
 def test_every_file_is_a_module_of_the_map():
     assert sorted(MODULES.values()) == sorted(SOURCE.rglob("*.py"))
+
+
+def test_recordings_are_known_to_the_engines_that_use_them_alone():
+    graph = "training.step_graph"
+    outside = [module for module in MODULES if not is_within(module, graph)]
+    users = {
+        module for module in outside if any(is_within(other, graph) for other in import_map.imported_modules(module))
+    }
+    assert users == {"simulation.engines.workers", "simulation.engines.child"}

@@ -27,6 +27,10 @@ class Watched:
         self.name = engine.name
         self.sent: Any = None
 
+    def begin_run(self) -> None:
+        """Pass on."""
+        self.engine.begin_run()
+
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Pass on."""
         self.sent = common.shared

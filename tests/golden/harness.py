@@ -123,6 +123,9 @@ class Recorder:
         self.current.kept = np.flatnonzero(chosen.weight.numpy())
         return chosen
 
+    def begin_run(self):
+        """Nothing is kept between clients."""
+
     def map(self, program, common, jobs):
         outputs = []
         for job in jobs:

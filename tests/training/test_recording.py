@@ -5,7 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedtailor.training.step_graph.recording import CannotRecord, host_call, record
+from fedtailor.core.noise import normal, random_words, uniform
+from fedtailor.core.rng import new_key
+from fedtailor.training.step_graph.recording import CannotRecord, record
 
 WEIGHT, BIAS, X, Y = (4, 6), (4,), (5, 6), 5
 
@@ -211,21 +213,39 @@ def test_operations_that_look_at_values_to_raise_an_error_or_go_other_ways_when_
     assert refused(lambda: [function(x)], x).startswith("it is not known to be repeated exactly: aten::")
 
 
-def test_a_call_on_the_host_is_made_again():
-    x, number = torch.ones(3), torch.tensor(2)
+@pytest.mark.parametrize("draw", [normal, uniform, lambda key, shape: random_words(key, *shape)])
+def test_a_draw_is_one_operation_and_made_again_for_the_key_of_each_replay(draw):
+    x = torch.ones(3)
+    step = torch.tensor(2)
+    key = new_key(1, client=3, purpose="noise")
 
     def function():
-        drawn = host_call(lambda value: torch.full((3,), float(value)).sqrt_(), [number])
-        return [x * drawn.add_(1)]
+        return [x * draw(key.at(step), (3,)).add_(1)]
 
-    recording = record(function, [x, number])
-    assert recording.reads(number)
+    recording = record(function, [x, step])
+    assert recording.reads(step)
     assert len(recording) == 3
-    for value in (9, 4, 4):
-        number.fill_(value)
+    for number in (9, 4, 4):
+        step.fill_(number)
         recording.replay()
-        assert torch.equal(recording.outputs[0], x * (value**0.5 + 1))
+        assert torch.equal(recording.outputs[0], x * (draw(key.at(torch.tensor(number)), (3,)) + 1))
     assert torch.equal(function()[0], recording.outputs[0])  # outside a recording, too
+
+
+def test_a_large_draw_is_recorded_and_not_copied():
+    step = torch.tensor(2)
+    key = new_key(1)
+    recording = record(lambda: [normal(key.at(step), (2**17,))], [step])
+    step.fill_(5)
+    recording.replay()
+    assert len(recording) == 1
+    assert torch.equal(recording.outputs[0], normal(key.at(torch.tensor(5)), (2**17,)))
+
+
+def test_a_draw_that_no_input_decides_is_not_made_again():
+    x = torch.ones(3)
+    recording = record(lambda: [x * normal(new_key(1), (3,))], [x])
+    assert len(recording) == 1
 
 
 def test_writing_to_an_input_is_refused():

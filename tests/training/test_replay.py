@@ -1,6 +1,8 @@
 """Steps from a recording: the same bits as steps that were not recorded, whoever was trained before."""
 
+import gc
 import threading
+import weakref
 from functools import partial
 from itertools import pairwise
 
@@ -19,10 +21,13 @@ from fedtailor.core.schedule import Protocol
 from fedtailor.core.task import LossOutput, Task, Training
 from fedtailor.models.module import from_module
 from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.engines.workers import Workers
 from fedtailor.simulation.rounds import federate
 from fedtailor.training.blocks import StepOutput, classification_loss, model_gradient, predict_logits, train
 from fedtailor.training.step_graph import replay
 from fedtailor.training.step_graph.recording import StepGraph
+from fedtailor.training.step_graph.replay import ReplayRunner
+from fedtailor.training.step_runner import PLAIN, current_runner, steps_run_by
 
 TRAINING = Training(lr=0.1, epochs=3, batch_size=4, momentum=0.9, weight_decay=0.05)
 CLIENTS = [6, 6, 4, 2]
@@ -35,24 +40,33 @@ def world(float64):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_kept():
-    """Begin and end without memories."""
-    replay._kept.memories.clear()
-    yield
-    replay._kept.memories.clear()
+def _recording_steps():
+    """Run the steps of a test by a runner that has recorded nothing."""
+    with steps_run_by(ReplayRunner()):
+        yield
+
+
+def kept():
+    """Return the buffers that the runner keeps for this thread, the latest last."""
+    return list(current_runner().kept.values())
+
+
+def forget():
+    """Drop all buffers of this thread."""
+    current_runner().kept.clear()
 
 
 def shapes():
-    """Return the shapes of all memories that are kept."""
-    return [shape for memory in replay._kept.memories.values() for shape in memory.shapes.values()]
+    """Return the shapes of batches of all buffers that are kept."""
+    return [shape for buffers in kept() for shape in buffers.shapes.values()]
 
 
 def in_both_ways(monkeypatch, program):
     """Return what a program gives with plain steps and with steps recorded as soon as possible."""
     monkeypatch.setattr(replay, "_OFTEN", 10**9)
     plain = program()
-    assert not any(shape.recording for shape in shapes())
-    replay._kept.memories.clear()
+    assert not any(shape.graph for shape in shapes())
+    forget()
     monkeypatch.setattr(replay, "_OFTEN", 0)
     monkeypatch.setattr(replay, "_TRIALS", 1)
     return plain, program()
@@ -146,7 +160,7 @@ def test_who_was_trained_before_does_not_matter(monkeypatch, world):
     task, loss = world.common_task, partial(pulled_loss, penalty=0.1)
     together, alone = trained(task, world, loss), []
     for client in CLIENTS:
-        replay._kept.memories.clear()
+        forget()
         alone += trained(task, world, loss, clients=[client])
     assert_same_bits(together, tuple(alone))
 
@@ -213,7 +227,7 @@ def test_a_step_is_recorded_only_when_it_was_taken_often(monkeypatch, world):
     assert shapes() == []  # a phase that comes once
     trained(task, world, classification_loss, clients=[4], training=plan)
     (shape,) = shapes()
-    assert shape.recording is None
+    assert shape.graph is None
     trained(task, world, classification_loss, clients=[6], training=plan)
     (again,) = shapes()
     assert again is shape and shape.trusted
@@ -273,7 +287,7 @@ def test_what_a_replay_would_not_repeat_runs_as_it_is(monkeypatch, world, loss, 
     CALLS.clear()
     trained(world.common_task, world, loss, clients=[4, 6], training=Training(lr=0.1, batch_size=4, drop_last=True))
     assert [shape.refused for shape in shapes()] == [reason]
-    assert not any(shape.recording for shape in shapes())
+    assert not any(shape.graph for shape in shapes())
 
 
 def test_an_error_of_a_step_stays_its_own(monkeypatch, world):
@@ -304,7 +318,7 @@ def test_a_trial_that_does_not_end_is_no_proof(monkeypatch, at_once, world, erro
         original(self)
 
     expected = trained(task, world, classification_loss)
-    replay._kept.memories.clear()
+    forget()
     monkeypatch.setattr(StepGraph, "replay", fail_once)
     try:
         assert_same_bits(trained(task, world, classification_loss), expected)
@@ -322,9 +336,23 @@ def test_the_reference_engine_takes_every_step_as_it_is(at_once, world):
         return train(task, classification_loss, start, data=data, key=key_of(6), training=TRAINING).params
 
     first, *_ = Reference().map(program, (), [job] * 3)
-    assert memories() == []
+    assert kept() == []
     assert_same_bits(first, program(job.task, (), job.row))
-    assert len(memories()) == 1
+    assert len(kept()) == 1
+
+
+def test_without_a_runner_every_step_runs_as_it_is(at_once, world):
+    runner = current_runner()
+    with steps_run_by(PLAIN):
+        plain = trained(world.common_task, world, classification_loss)
+    assert kept() == []
+    assert_same_bits(plain, trained(world.common_task, world, classification_loss))
+    assert current_runner() is runner and len(kept()) == 1
+    found = []
+    thread = threading.Thread(target=lambda: found.append(current_runner()))
+    thread.start()
+    thread.join()
+    assert found == [PLAIN]  # a thread of its own chooses for itself
 
 
 SETTING = {"strength": 0.0}
@@ -336,20 +364,52 @@ def set_loss(task, params, context, batch, key):
     return output._replace(loss=output.loss * SETTING["strength"])
 
 
-def test_nothing_recorded_in_one_run_is_used_in_the_next(at_once, world):
+def set_program(task, common, data):
+    """Return trained parameters, and whether the runner trusts a recording by then."""
+    start = task.model.init(new_key(0))
+    params = train(task, set_loss, start, data=data, key=key_of(6), training=TRAINING).params
+    recorded = isinstance(current_runner(), ReplayRunner) and any(shape.trusted for shape in shapes())
+    return params, torch.tensor(recorded)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_recorded_in_one_run_is_used_in_the_next(at_once, world, workers):
+    jobs = [Job(6, world.common_task, world.data(6).train, 23)] * 8
+    engine = Workers(workers)
     for strength in (1.0, 2.0):
         SETTING["strength"] = strength
-        replay.begin_run()
-        found = trained(world.common_task, world, set_loss)
-        assert any(shape.trusted for shape in shapes())
-        with replay.plain_steps():
-            assert_same_bits(found, trained(world.common_task, world, set_loss))
+        engine.begin_run()
+        *_, (found, recorded) = engine.map(set_program, (), jobs)
+        ((expected, _),) = Reference().map(set_program, (), jobs[:1])
+        assert recorded
+        assert_same_bits(found, expected)
+    engine.close()
 
 
-def test_every_run_begins_anew(world):
-    before = replay._Run.number
-    next(federate(FedAvg(training=TRAINING), world, Reference(), Protocol(rounds=1), seed=0))
-    assert replay._Run.number == before + 1
+def test_every_run_begins_anew(world, monkeypatch):
+    begun = []
+    engine = Reference()
+    monkeypatch.setattr(Reference, "begin_run", lambda self: begun.append(self))
+    next(federate(FedAvg(training=TRAINING), world, engine, Protocol(rounds=1), seed=0))
+    assert begun == [engine]
+
+
+def test_recordings_are_released_with_their_run(at_once, world, monkeypatch):
+    """Those of threads that live on, too."""
+    graphs, original = weakref.WeakSet(), StepGraph.replay
+
+    def replay_and_watch(self):
+        graphs.add(self)
+        original(self)
+
+    monkeypatch.setattr(StepGraph, "replay", replay_and_watch)
+    engine = Workers(1)
+    engine.map(set_program, (), [Job(6, world.common_task, world.data(6).train, 23)] * 3)
+    assert len(graphs) > 0
+    engine.begin_run()
+    gc.collect()
+    assert len(graphs) == 0
+    engine.close()
 
 
 def distance_loss(task, params, context, batch, key):
@@ -373,15 +433,11 @@ def test_labels_of_another_type_are_not_taken_for_these(at_once, world):
 def test_autocast_around_a_phase_is_its_own(at_once, world):
     task = world.common_task
     expected = trained(task, world, classification_loss)
-    replay._kept.memories.clear()
+    forget()
     with torch.autocast("cpu", torch.bfloat16):
         trained(task, world, classification_loss)
-    assert memories() == []
+    assert kept() == []
     assert_same_bits(trained(task, world, classification_loss), expected)
-
-
-def memories():
-    return list(replay._kept.memories.values())
 
 
 def test_phases_that_differ_in_more_than_values_share_nothing(world):
@@ -393,11 +449,11 @@ def test_phases_that_differ_in_more_than_values_share_nothing(world):
         (partial(pulled_loss, penalty=0.1), TRAINING, other),
         (classification_loss, TRAINING, task),
     ):
-        before = len(memories())
+        before = len(kept())
         trained(owner, world, loss, training=training, clients=[2])
-        assert len(memories()) == before + 1
+        assert len(kept()) == before + 1
     trained(task, world, partial(pulled_loss, penalty=0.1), clients=[2])
-    assert len(memories()) == before + 1
+    assert len(kept()) == before + 1
 
 
 def test_a_function_that_may_change_is_not_kept(world):
@@ -408,25 +464,25 @@ def test_a_function_that_may_change_is_not_kept(world):
 
     trained(world.common_task, world, closed)
     trained(world.common_task, world, partial(pulled_loss, penalty=[0.1][0]))
-    assert len(memories()) == 1
+    assert len(kept()) == 1
 
 
 def test_large_models_are_not_kept(monkeypatch, world):
     monkeypatch.setattr(replay, "MOST_BYTES", 100)
     trained(world.common_task, world, classification_loss)
-    assert memories() == []
+    assert kept() == []
 
 
 def test_the_oldest_memory_goes_first(monkeypatch, world):
     losses = [partial(pulled_loss, penalty=penalty) for penalty in (0.1, 0.2, 0.3)]
     trained(world.common_task, world, losses[0], clients=[6])
-    oldest = memories()[0]
+    oldest = kept()[0]
     monkeypatch.setattr(replay, "_MOST_KEPT", 2 * oldest.nbytes)
     trained(world.common_task, world, losses[1], clients=[6])
     trained(world.common_task, world, losses[0], clients=[6])
-    assert memories()[-1] is oldest
+    assert kept()[-1] is oldest
     trained(world.common_task, world, losses[2], clients=[6])
-    assert len(memories()) == 2 and memories()[0] is oldest
+    assert len(kept()) == 2 and kept()[0] is oldest
 
 
 def test_more_shapes_of_batches_than_are_kept_run_as_they_are(monkeypatch, world):
@@ -442,8 +498,11 @@ def test_threads_have_memories_of_their_own(monkeypatch, world):
     monkeypatch.setattr(replay, "_OFTEN", 0)
     results = {}
 
+    runner = current_runner()
+
     def work(name):
-        results[name] = trained(world.common_task, world, classification_loss), memories()
+        with steps_run_by(runner):
+            results[name] = trained(world.common_task, world, classification_loss), kept()
 
     work("here")
     thread = threading.Thread(target=work, args=("there",))
@@ -451,4 +510,4 @@ def test_threads_have_memories_of_their_own(monkeypatch, world):
     thread.join()
     assert_same_bits(results["here"][0], results["there"][0])
     assert results["here"][1] and results["there"][1]
-    assert not {id(memory) for memory in results["here"][1]} & {id(memory) for memory in results["there"][1]}
+    assert not {id(buffers) for buffers in results["here"][1]} & {id(buffers) for buffers in results["there"][1]}

@@ -45,6 +45,9 @@ class Engine(Protocol):
     def name(self) -> str:
         """The name in the table of engines."""
 
+    def begin_run(self) -> None:
+        """Forget what serves one run only: what programs use besides their inputs may have changed since the last."""
+
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job, in the order of ``jobs``; :class:`Failure` where one raised.
 

@@ -7,7 +7,7 @@ Each function is a building block: one implementation for one client, one for a 
 from __future__ import annotations
 
 import math
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fedtailor.core import rng
 from fedtailor.core.rng import Key
-from fedtailor.training.step_graph.recording import host_call
 
 _CHUNK = 2**20  # words read at once (8 MiB), so that a long draw needs little memory
 
@@ -48,25 +47,44 @@ def row_words(key: Key, weight: Tensor) -> Tensor:
 
 
 def _draw(kind: Kind, key: Key, shape: tuple[int, ...]) -> Tensor:
-    result: Tensor = _Draw.apply(kind, tuple(shape), key.purpose, *key[:4])  # type: ignore[no-untyped-call]
+    result: Tensor = _draw_operator(kind, shape, key.purpose, key.seed, key.round, key.client, key.step)
     return result
 
 
-def _draw_one(kind: Kind, shape: tuple[int, ...], purpose: int, *where: int) -> Tensor:
-    """Draw for one client; ``where`` is (seed, round, client, step)."""
-    key = (*where, purpose)
+def _draw_new(
+    kind: Kind, shape: Sequence[int], purpose: int, seed: Tensor, round: Tensor, client: Tensor, step: Tensor
+) -> Tensor:
+    """Draw for one client."""
+    out = torch.empty(shape, dtype=torch.int64 if kind == "words" else torch.get_default_dtype())
+    return _draw_into(kind, shape, purpose, seed, round, client, step, out=out)
+
+
+def _draw_into(
+    kind: Kind,
+    shape: Sequence[int],
+    purpose: int,
+    seed: Tensor,
+    round: Tensor,
+    client: Tensor,
+    step: Tensor,
+    *,
+    out: Tensor,
+) -> Tensor:
+    """Draw for one client into ``out``, a contiguous tensor of this shape and of the type that is drawn."""
+    key = (int(seed), int(round), int(client), int(step), purpose)
     count = math.prod(shape)
+    flat = out.view(-1)
     if kind == "words":
-        return torch.from_numpy(rng.words(key, count).view(np.int64)).reshape(shape)  # type: ignore[arg-type]
-    result = torch.empty(count, dtype=torch.get_default_dtype())
+        flat.copy_(torch.from_numpy(rng.words(key, count).view(np.int64)))
+        return out
     for start in range(0, count, _CHUNK):
         size = min(_CHUNK, count - start)
-        raw = rng.words(key, size + size % 2, start=start)  # type: ignore[arg-type]
+        raw = rng.words(key, size + size % 2, start=start)
         values = torch.from_numpy(rng.to_unit(raw)) if kind == "uniform" else _box_muller(raw)
-        result[start : start + size] = values[:size]
+        flat[start : start + size] = values[:size]
     if kind == "uniform":  # rounding to the default dtype must not reach 1
-        result.clamp_(max=1.0 - torch.finfo(result.dtype).eps / 2)
-    return result.reshape(shape)
+        flat.clamp_(max=1.0 - torch.finfo(out.dtype).eps / 2)
+    return out
 
 
 def _box_muller(raw: np.ndarray) -> Tensor:
@@ -81,30 +99,28 @@ def _box_muller(raw: np.ndarray) -> Tensor:
     return result.view(-1)
 
 
-class _Draw(torch.autograd.Function):
-    """The draw as a function that PyTorch hands stacked keys under ``vmap``."""
-
-    @staticmethod
-    def forward(kind: Kind, shape: tuple[int, ...], purpose: int, *where: Tensor) -> Tensor:
-        return host_call(partial(_draw_one, kind, shape, purpose), where)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[None, ...]:
-        return (None,) * 7
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[Any, ...], kind: Kind, shape: tuple[int, ...], purpose: int, *where: Tensor
-    ) -> tuple[Tensor, int]:
-        lanes = zip(*(unroll(word, dim, info.batch_size) for word, dim in zip(where, in_dims[3:], strict=True)))
-        draws = [_Draw.apply(kind, shape, purpose, *lane) for lane in lanes]  # type: ignore[no-untyped-call]
-        return torch.stack(draws), 0
+def _draw_stacked(
+    info: Any, in_dims: tuple[Any, ...], kind: Kind, shape: Sequence[int], purpose: int, *where: Tensor
+) -> tuple[Tensor, int]:
+    """Draw for every client of a stack; ``where`` is (seed, round, client, step), stacked or the same for all."""
+    dims = in_dims[3:]
+    words = [unroll(word, dim, info.batch_size) for word, dim in zip(where, dims, strict=True)]
+    draws = [_draw_operator(kind, shape, purpose, *client_words) for client_words in zip(*words, strict=True)]
+    return torch.stack(draws), 0
 
 
 def unroll(tensor: Tensor, dim: int | None, count: int) -> list[Tensor]:
     """Return the ``count`` slices of a stacked tensor, or the same tensor ``count`` times if it is not stacked."""
     return list(tensor.unbind(dim)) if dim is not None else [tensor] * count
+
+
+# The draw is an operator of PyTorch's, so that whatever watches or transforms operators (vmap, automatic
+# differentiation, a recording of steps) sees one operation with a name, in place of Python that reads numbers.
+_ARGUMENTS = "str kind, int[] shape, int purpose, Tensor seed, Tensor round, Tensor client, Tensor step"
+_library: Any = torch.library.Library("fedtailor", "DEF")  # type: ignore[no-untyped-call]
+_library.define(f"draw({_ARGUMENTS}) -> Tensor")
+_library.define(f"draw.out({_ARGUMENTS}, *, Tensor(a!) out) -> Tensor(a!)")
+_library.impl("draw", _draw_new, "CPU")
+_library.impl("draw.out", _draw_into, "CPU")
+torch.library.register_vmap("fedtailor::draw", _draw_stacked, lib=_library)
+_draw_operator = torch.ops.fedtailor.draw.default

@@ -22,7 +22,6 @@ from fedtailor.simulation.evaluation import evaluate_global, evaluate_personaliz
 from fedtailor.simulation.programs import train_program
 from fedtailor.simulation.quarantine import problem_with_output, refuse_total_failure, refuse_total_quarantine
 from fedtailor.simulation.report import Evaluation, RoundReport, record, whole_sum
-from fedtailor.training.step_graph.replay import begin_run
 
 
 def federate(
@@ -48,7 +47,7 @@ def federate(
         RunError: the work of every client of a round failed.
     """
     protocol.participation.check(federation.population)
-    begin_run()
+    engine.begin_run()
     with one_thread():  # the server's arithmetic, too, must not depend on the number of cores
         loop = _Loop(algorithm, federation, engine, protocol, seed, storage)
     for round in range(1, protocol.rounds + 1):

@@ -151,26 +151,30 @@ def train_sampled_head(
     The Gaussians are those of evaluation mode, computed once unless ``training`` augments images: then they differ by
     epoch.
     """
-    moved = is_moved(training, data.x)
-    head, body = task.pick(model, "head"), task.pick(model, *BODY) if moved else ()
-    examples = data if moved else cached_features(task, model, data, key=key)
-    loss, key = partial(_sampled_head_loss, samples=samples, likelihood=likelihood), key.fold("head")
-    return train(task, loss, head, context=body, data=examples, key=key, training=training, epochs=epochs)
+    if is_moved(training, data.x):
+        examples = data
+        body = task.pick(model, *BODY)
+    else:
+        examples = cached_features(task, model, data, key=key)
+        body = {}
+    loss = partial(_sampled_head_loss, samples=samples, likelihood=likelihood)
+    head = task.pick(model, "head")
+    return train(task, loss, head, context=body, data=examples, key=key.fold("head"), training=training, epochs=epochs)
 
 
 def _sampled_head_loss(
     task: Task,
     head: Params,
-    body: Params | tuple[()],
+    body: Params,
     batch: Batch,
     key: Key,
     *,
     samples: int,
     likelihood: Likelihood,
 ) -> LossOutput:
-    """Loss of sampled features under a frozen body, or of cached ones where there is none."""
+    """Loss of sampled features under a frozen body; without a body, the batch holds features."""
     features = batch.x
-    if isinstance(body, dict):
+    if body:
         features, _ = task.model.features(body, batch.x, weight=batch.weight, key=key, training=False)
     z = split(features)
     losses = sampled_losses(task, head, z, batch.y, sample_noise(key, z, samples), likelihood)

@@ -22,6 +22,10 @@ class Shuffled:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
+    def begin_run(self) -> None:
+        """Begin a run of the engine that does the work."""
+        self.engine.begin_run()
+
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
         order = list(range(len(jobs)))
@@ -41,6 +45,10 @@ class Padded:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+
+    def begin_run(self) -> None:
+        """Begin a run of the engine that does the work."""
+        self.engine.begin_run()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
@@ -70,6 +78,10 @@ class Guarding:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+
+    def begin_run(self) -> None:
+        """Begin a run of the engine that does the work."""
+        self.engine.begin_run()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job.

@@ -66,6 +66,10 @@ class TracingEngine:
         self.engine = engine
         self.trace = Trace()
 
+    def begin_run(self) -> None:
+        """Begin a run of the engine that does the work."""
+        self.engine.begin_run()
+
     def map(self, program: Any, common: Any, jobs: Any) -> list[Any]:
         """Return the output of every job."""
         outputs = self.engine.map(program, common, jobs)

@@ -8,8 +8,9 @@ program. Losses and steps are module-level functions; every tensor they use come
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -42,6 +43,8 @@ __all__ = [
 ]
 
 
+_NO_CONTEXT: Mapping[str, Tensor] = MappingProxyType({})
+"""A loss receives it as ``{}``, so that ``{**params, **context}`` always works."""
 _TINY = 1e-30
 """Less than any sum of weights but 0: what is divided by it is 0 then."""
 
@@ -80,7 +83,7 @@ def train(
     data: ExampleSet,
     key: Key,
     training: Training,
-    context: tree.Tree = (),
+    context: tree.Tree = _NO_CONTEXT,
     epochs: int | Tensor | None = None,
     steps: int | Tensor | None = None,
     collect: Literal["none", "all", "last"] = "none",
@@ -94,7 +97,7 @@ def train(
         loss: ``loss(task, params, context, batch, key) -> LossOutput``; None with a custom step. Model buffers
             among ``params`` are replaced by what it returns in ``buffers`` (by path), never trained.
         params: tree of tensors to train.
-        context: tree of tensors that the loss uses and that stay as they are.
+        context: tree of tensors that the loss uses and that stay as they are; by default ``{}``.
         data: the examples; weight 0 leaves one out.
         key: decides the order of the examples, and is given to the loss with the number of the step.
         training: optimizer, learning rate, batch size and so on.
@@ -168,7 +171,7 @@ def forward(
     data: ExampleSet,
     *,
     key: Key,
-    context: tree.Tree = (),
+    context: tree.Tree = _NO_CONTEXT,
 ) -> Tensor:
     """Run ``function(task, params, context, batch, key)`` over a client's examples, without gradients.
 
@@ -225,7 +228,7 @@ def cached_features(task: Task, params: Params, data: ExampleSet, *, key: Key) -
     return ExampleSet(z, data.labels(), torch.arange(data.rows.shape[0]), data.weight)
 
 
-def _features(task: Task, params: Params, context: tuple[()], batch: Batch, key: Key) -> Tensor:
+def _features(task: Task, params: Params, context: tree.Tree, batch: Batch, key: Key) -> Tensor:
     return task.model.features(params, batch.x, weight=batch.weight, key=key, training=False)[0]
 
 

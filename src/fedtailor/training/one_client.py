@@ -18,25 +18,81 @@ from fedtailor.core.task import Batch
 from fedtailor.training.batches import Batches, Plan, gather
 from fedtailor.training.optimizer import Optimizer, clip_factor
 from fedtailor.training.phase import Phase, collected
-from fedtailor.training.step_graph.replay import StepBuffers, memory_for
+from fedtailor.training.step_runner import StepBuffers, current_runner, write
 
 
-class Trainable:
-    """Tensors that are trained in place, and as leaves of automatic differentiation."""
+class GradientSteps:
+    """Steps of the optimizer down the gradient of a loss."""
 
-    def __init__(self, values: list[Tensor]) -> None:
-        self.values = values
-        self.leaves = [value.detach().requires_grad_() for value in values]
+    def __init__(self, phase: Phase, buffers: StepBuffers) -> None:
+        self.phase = phase
+        self.buffers = buffers
+        self.trained = [leaf for leaf, is_buffer in zip(buffers.params, phase.buffers, strict=True) if not is_buffer]
+        self.model_buffers = [leaf for leaf, is_buffer in zip(buffers.params, phase.buffers, strict=True) if is_buffer]
+        self.differentiated = [leaf.detach().requires_grad_() for leaf in self.trained]
+        self.optimizer = Optimizer(phase.training, self.trained)
+        self.loss_sum = torch.zeros((), dtype=self.trained[0].dtype if self.trained else None)
+        self.evaluate = buffers.prepare(self.loss_and_gradients)
 
-    def gradients(self, loss: Tensor) -> list[Tensor]:
-        """Return the gradients of a loss, each with the memory layout of its leaf: 0 where a leaf does not matter."""
-        if not (loss.requires_grad and self.leaves):
-            return [torch.zeros_like(value) for value in self.values]
-        found = torch.autograd.grad(loss, self.leaves, allow_unused=True, materialize_grads=True)
-        return [
-            gradient if gradient.stride() == value.stride() else torch.empty_like(value).copy_(gradient)
-            for gradient, value in zip(found, self.values, strict=True)
-        ]
+    def take(self, step: int, batch: Any, key: Key) -> Tensor | tuple[()]:
+        """Take one step; return the values to collect."""
+        loss, *rest = self.evaluate(batch, key)
+        first_buffer = len(self.trained)
+        first_output = first_buffer + len(self.model_buffers)
+        gradients = rest[:first_buffer]
+        clip_norm = self.phase.training.clip_norm
+        if clip_norm and gradients:
+            norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+            gradients = list(torch._foreach_mul(gradients, clip_factor(norm, clip_norm)))
+        self.loss_sum += loss
+        self.optimizer.update(self.trained, gradients, step)
+        write(self.model_buffers, rest[first_buffer:first_output])
+        outputs = rest[first_output:]
+        return outputs[0] if outputs else ()
+
+    def loss_and_gradients(self, batch: Any, key: Key) -> list[Tensor]:
+        """Return the loss, the gradients, the updated buffers and the values to collect, if any.
+
+        A gradient has the memory layout of its parameter; it is 0 where the loss does not depend on the parameter.
+        """
+        with torch.enable_grad():
+            params = merge(self.differentiated, self.model_buffers, self.phase.buffers)
+            loss, buffers, outputs = self.phase.evaluate(params, self.buffers.context, batch, key)
+            if loss.requires_grad and self.trained:
+                found = torch.autograd.grad(loss, self.differentiated, allow_unused=True, materialize_grads=True)
+            else:
+                found = tuple(torch.zeros_like(leaf) for leaf in self.trained)
+            gradients = [
+                gradient if gradient.stride() == leaf.stride() else torch.empty_like(leaf).copy_(gradient)
+                for gradient, leaf in zip(found, self.trained, strict=True)
+            ]
+        kept = [*buffers, outputs] if isinstance(outputs, Tensor) else buffers
+        return [loss.detach(), *gradients, *self.buffers.separate(kept)]
+
+
+class CustomSteps:
+    """Steps by a rule that the algorithm gives."""
+
+    def __init__(self, phase: Phase, buffers: StepBuffers) -> None:
+        self.phase = phase
+        self.buffers = buffers
+        self.loss_sum = torch.zeros(())
+        self.evaluate = buffers.prepare(self.new_params)
+
+    def take(self, step: int, batch: Any, key: Key) -> Tensor | tuple[()]:
+        """Take one step; return the values to collect."""
+        values = self.evaluate(batch, key)
+        count = len(self.buffers.params)
+        write(self.buffers.params, values[:count])
+        outputs = values[count:]
+        return outputs[0] if outputs else ()
+
+    def new_params(self, batch: Any, key: Key) -> list[Tensor]:
+        """Return the new parameters, and the values to collect, if any."""
+        with torch.no_grad():
+            params, outputs = self.phase.advance(self.buffers.params, self.buffers.context, batch, key)
+        kept = [*params, outputs] if isinstance(outputs, Tensor) else params
+        return self.buffers.separate(kept)
 
 
 class Collected:
@@ -47,68 +103,14 @@ class Collected:
 
     def add(self, outputs: Tensor | tuple[()], batches: Sequence[Batch]) -> None:
         """Keep the values of one step."""
+        values = collected(outputs).clone()
         labels = torch.cat([batch.y for batch in batches])
-        self.rows.append((collected(outputs).clone(), labels, torch.cat([batch.weight for batch in batches])))
+        weight = torch.cat([batch.weight for batch in batches])
+        self.rows.append((values, labels, weight))
 
     def tensors(self) -> list[Tensor]:
         """Return values, labels and weights, concatenated over the steps."""
         return [torch.cat(column) for column in zip(*self.rows, strict=True)]
-
-
-class GradientSteps:
-    """Steps of the optimizer down the gradient of a loss."""
-
-    def __init__(self, phase: Phase, memory: StepBuffers) -> None:
-        self.phase, self.memory = phase, memory
-        pairs = list(zip(memory.params, phase.buffers, strict=True))
-        self.own = Trainable([leaf for leaf, fixed in pairs if not fixed])
-        self.buffers = [leaf for leaf, fixed in pairs if fixed]
-        self.optimizer = Optimizer(phase.training, self.own.values)
-        self.loss_sum = torch.zeros((), dtype=self.own.values[0].dtype if self.own.values else None)
-
-    def take(self, step: int, batch: Any, key: Key) -> Tensor | tuple[()]:
-        """Take one step; return the values to collect."""
-        values = self.memory.run(self._evaluate, batch, key)
-        self.loss_sum += values[0]
-        end = len(self.own.values) + 1
-        gradients, clip_norm = values[1:end], self.phase.training.clip_norm
-        if clip_norm and gradients:
-            norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
-            gradients = list(torch._foreach_mul(gradients, clip_factor(norm, clip_norm)))
-        self.optimizer.update(self.own.values, gradients, step)
-        if self.buffers:
-            self.memory.store(self.buffers, values[end : end + len(self.buffers)])
-        return values[-1] if len(values) > end + len(self.buffers) else ()
-
-    def _evaluate(self, batch: Any, key: Key) -> list[Tensor]:
-        """Return the loss, the gradients, the updated buffers and the values to collect, if any."""
-        with torch.enable_grad():
-            leaves = merge(self.own.leaves, self.buffers, self.phase.buffers)
-            loss, buffers, outputs = self.phase.evaluate(leaves, self.memory.context, batch, key)
-            gradients = self.own.gradients(loss)
-        values = [outputs] if isinstance(outputs, Tensor) else []
-        return [loss.detach(), *gradients, *self.memory.apart([*buffers, *values])]
-
-
-class CustomSteps:
-    """Steps by a rule of the algorithm's own."""
-
-    def __init__(self, phase: Phase, memory: StepBuffers) -> None:
-        self.phase, self.memory = phase, memory
-        self.loss_sum = torch.zeros(())
-
-    def take(self, step: int, batch: Any, key: Key) -> Tensor | tuple[()]:
-        """Take one step; return the values to collect."""
-        values = self.memory.run(self._advance, batch, key)
-        end = len(self.memory.params)
-        self.memory.store(self.memory.params, values[:end])
-        return values[end] if len(values) > end else ()
-
-    def _advance(self, batch: Any, key: Key) -> list[Tensor]:
-        """Return the new parameters, and the values to collect, if any."""
-        with torch.no_grad():
-            params, outputs = self.phase.advance(self.memory.params, self.memory.context, batch, key)
-        return self.memory.apart([*params, outputs] if isinstance(outputs, Tensor) else params)
 
 
 def train_one(
@@ -119,24 +121,29 @@ def train_one(
     Returns the parameter leaves, the number of steps, the mean loss over the steps, and with ``collect`` the
     collected values, labels and weights.
     """
-    per_step, collect = phase.amount.per_step, phase.collect
+    per_step = phase.amount.per_step
     count = len(plan.batches) // per_step
     numbers = torch.arange(max(count, 1)).unbind()
-    source, kept = Batches(data, plan), Collected()
-    with memory_for(phase, params, context) as memory:
-        taker = (CustomSteps if phase.step is not None else GradientSteps)(phase, memory)
+    source = Batches(data, plan)
+    kept = Collected()
+    with current_runner().lend(phase, params, context) as buffers:
+        steps: GradientSteps | CustomSteps
+        if phase.step is None:
+            steps = GradientSteps(phase, buffers)
+        else:
+            steps = CustomSteps(phase, buffers)
         for step in range(count):
             first = step * per_step
-            batch = source[step] if per_step == 1 else tuple(source[first + number] for number in range(per_step))
-            outputs = taker.take(step, batch, key.at(numbers[step]))
-            if collect == "all" or (collect == "last" and first >= plan.last_epoch):
-                kept.add(outputs, (batch,) if isinstance(batch, Batch) else batch)
-        result = [*memory.result(), torch.tensor(count), taker.loss_sum / max(count, 1)]
-    if collect != "none":
-        if not kept.rows:
-            kept.rows.append(nothing_collected(phase, params, context, data, key))
-        result += kept.tensors()
-    return result
+            batches = tuple(source[first + number] for number in range(per_step))
+            outputs = steps.take(step, batches[0] if per_step == 1 else batches, key.at(numbers[step]))
+            if phase.collect == "all" or (phase.collect == "last" and first >= plan.last_epoch):
+                kept.add(outputs, batches)
+        result = [*buffers.result(), torch.tensor(count), steps.loss_sum / max(count, 1)]
+    if phase.collect == "none":
+        return result
+    if not kept.rows:
+        kept.rows.append(nothing_collected(phase, params, context, data, key))
+    return [*result, *kept.tensors()]
 
 
 def nothing_collected(

@@ -10,6 +10,7 @@ import torch
 
 from fedtailor.core.engine import ExampleIndices, Job
 from fedtailor.simulation.programs import SharedInputs
+from fedtailor.training.step_runner import current_runner
 
 
 class Row(NamedTuple):
@@ -51,6 +52,14 @@ def faulty(task, common, row):
     if int(row.client) == 4:
         raise Picky(client=4)
     return total(task, common, row)
+
+
+def runner_is_new(task, common, row):
+    """Return whether no program has met this runner of training steps before."""
+    runner = current_runner()
+    met = hasattr(runner, "met")
+    runner.met = True
+    return torch.tensor(not met)
 
 
 def deadly(task, common, row):

@@ -28,6 +28,9 @@ class Batched:
     def __init__(self, block: int = 32) -> None:
         self.block = block
 
+    def begin_run(self) -> None:
+        """Do nothing: nothing is kept from one call to the next."""
+
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
         outputs: list[Any] = [None] * len(jobs)

@@ -1,8 +1,8 @@
 """What a child process of the engine ``processes`` does: answer one request after the other until nobody is there.
 
-A request is a tuple of its kind and what belongs to it, an answer too. Requests: ``settings``, ``tables`` (files of the
-data), ``task`` (its number, a task), ``map`` (program, what is common to all clients), ``job`` (number of its task, and
-the rest of it).
+A request is a tuple of its kind and what belongs to it, an answer too. Requests: ``settings``, ``run`` (a run begins),
+``tables`` (files of the data), ``task`` (its number, a task), ``map`` (program, what is common to all clients), ``job``
+(number of its task, and the rest of it).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fedtailor.simulation.engines.tables import Mapped
 from fedtailor.simulation.engines.wire import Unsendable, decode, encode, read_frame, write_frame
 from fedtailor.simulation.engines.workers import keep_pages
 from fedtailor.simulation.programs import SharedInputs
+from fedtailor.training.step_graph.replay import ReplayRunner
 
 
 class Settings(NamedTuple):
@@ -69,6 +70,7 @@ class _Desk:
         self.tables: list[Tensor] = []
         self.program: Program
         self.common: Any
+        self.runner = ReplayRunner()
 
     def answer(self, request: bytes) -> memoryview:
         """Return the answer to a request."""
@@ -88,6 +90,9 @@ class _Desk:
     def _tables(self, files: Sequence[Mapped]) -> None:
         self.tables = [file.open() for file in files]
 
+    def _run(self) -> None:
+        self.runner = ReplayRunner()
+
     def _task(self, number: int, task: Task) -> None:
         self.tasks[number] = task
 
@@ -100,7 +105,7 @@ class _Desk:
             self.common = common._replace(x=self.tables[0], y=self.tables[1])
 
     def _job(self, task: int, client: int, row: Any, size: int) -> Any:
-        output = run_job(self.program, self.common, Job(client, self.tasks[task], row, size))
+        output = run_job(self.program, self.common, Job(client, self.tasks[task], row, size), self.runner)
         return Failure(portable(output.reason)) if isinstance(output, Failure) else output
 
 

@@ -41,6 +41,10 @@ class Processes:
         self._lock = threading.Lock()
         weakref.finalize(self, self._pool.close)  # also when the interpreter exits
 
+    def begin_run(self) -> None:
+        """Let the processes forget what they recorded in an earlier run."""
+        self._pool.runs += 1
+
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job; :class:`Failure` where one raised or its process ended.
 
@@ -99,6 +103,7 @@ class _Pool:
         self.settings: Settings | None = None
         self.changes = self.maps = 0
         """How often the settings were other ones, and how many maps there were."""
+        self.runs = 0
         self.seats = [WorkerProcess() for _ in range(count)]
         self.tasks: list[tuple[Task, memoryview]] = []
         """Every task that was ever sent, and what was sent: kept, so that no other task can be taken for it."""
@@ -108,6 +113,7 @@ class _Pool:
         if self.settings != Settings.here():
             self.settings, self.changes = Settings.here(), self.changes + 1
         frames = {"settings": (self.changes, encode(("settings", self.settings)))}
+        frames["run"] = (self.runs, encode(("run",)))
         if isinstance(common, SharedInputs):
             files = self.tables.put(common.x, common.y)
             frames["tables"] = (self.tables.number, encode(("tables", files)))

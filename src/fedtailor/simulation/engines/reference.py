@@ -7,7 +7,7 @@ from typing import Any
 
 from fedtailor.core.engine import Failure, Job, Program, one_thread
 from fedtailor.core.per_example import cut
-from fedtailor.training.step_graph.replay import plain_steps
+from fedtailor.training.step_runner import PLAIN, StepRunner, steps_run_by
 
 
 class Reference:
@@ -15,18 +15,23 @@ class Reference:
 
     name = "reference"
 
+    def begin_run(self) -> None:
+        """Do nothing: nothing is kept from one call to the next."""
+
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
-        with one_thread(), plain_steps():
+        with one_thread():
             return [run_job(program, common, job) for job in jobs]
 
     def close(self) -> None:
         """Do nothing: nothing is held between calls."""
 
 
-def run_job(program: Program, common: Any, job: Job) -> Any:
-    """Run one client's program; an exception becomes a :class:`Failure`."""
+def run_job(program: Program, common: Any, job: Job, runner: StepRunner = PLAIN) -> Any:
+    """Run one client's program, and its training steps by ``runner``; an exception becomes a :class:`Failure`."""
     try:
-        return cut(program(job.task, common, job.row), job.size)
+        with steps_run_by(runner):
+            output = program(job.task, common, job.row)
+        return cut(output, job.size)
     except Exception as reason:  # whatever a client's program raises must not end the others' work
         return Failure(reason)

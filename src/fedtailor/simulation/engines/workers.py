@@ -20,6 +20,7 @@ import torch
 
 from fedtailor.core.engine import Job, Program, one_thread
 from fedtailor.simulation.engines.reference import run_job
+from fedtailor.training.step_graph.replay import ReplayRunner
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -35,7 +36,12 @@ class Workers:
         self._pool: ThreadPoolExecutor | None = None
         self._owner = 0
         self._lock = threading.Lock()
+        self._runner = ReplayRunner()
         keep_pages()
+
+    def begin_run(self) -> None:
+        """Forget the recordings of an earlier run."""
+        self._runner = ReplayRunner()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
@@ -45,7 +51,8 @@ class Workers:
                 self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
                 self._owner = os.getpid()
             pool = self._pool  # threads stay until the engine is closed, and with them what they have recorded
-            running = {position: pool.submit(run_job, program, common, jobs[position]) for position in order}
+            runner = self._runner
+            running = {position: pool.submit(run_job, program, common, jobs[position], runner) for position in order}
             try:
                 return [running[position].result() for position in range(len(jobs))]
             except BaseException:

@@ -2,7 +2,7 @@
 
 What a CUDA graph is on a GPU: the function runs once; every operation, and the memory of its results, is kept; a
 replay runs the operations again, in order, on what the inputs hold by then. Numbers and branches of Python are frozen,
-so a function that looks at values of its tensors is refused, but for what it calls by :func:`host_call`. Views cost
+so a function that looks at values of its tensors is refused. Views cost
 nothing (no memory moves), nor does automatic differentiation, of which only the operations are left. A replay calls the
 same kernels on the same shapes: its results are the function's own, bit for bit. Some operations of PyTorch go another
 way when they are watched, or look at values to raise an error (linear algebra does): so only those of ``operations``
@@ -11,7 +11,6 @@ are recorded.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,10 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fedtailor.training.step_graph import operations
+from fedtailor.training.step_runner import memory_of
 
 MOST_BYTES = 4 * 2**20
 """Memory that one recording may hold: larger steps have enough to do for overhead not to count."""
@@ -77,41 +77,11 @@ def record(function: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -
             ``MOST_BYTES``, or has operations that are not known to be repeated exactly, or whose large results would
             have to be copied.
     """
-    recorder = _current.recorder = _Recorder(inputs)
-    try:
-        with _NoHostReads(), recorder:
-            outputs = [output.detach() for output in function()]
-    finally:
-        _current.recorder = None
+    recorder = _Recorder(inputs)
+    with _NoHostReads(), recorder:
+        outputs = [output.detach() for output in function()]
     with torch.no_grad():
         return StepGraph(outputs, [step.call() for step in recorder.steps], recorder)
-
-
-def host_call(function: Callable[..., Tensor], places: Sequence[Tensor]) -> Tensor:
-    """Return ``function`` of the whole numbers in ``places``, 0-d tensors; a replay calls it again.
-
-    Args:
-        function: gives a new tensor, whose shape does not depend on the numbers.
-        places: where it finds them.
-    """
-    call = partial(_call_with_numbers, function, places)
-    recorder = _current.recorder
-    return call() if recorder is None else recorder.host_call(call, places)
-
-
-def _call_with_numbers(function: Callable[..., Tensor], places: Sequence[Tensor]) -> Tensor:
-    return function(*(int(place) for place in places))
-
-
-class _HostStep(NamedTuple):
-    """A function of Python's that is called again."""
-
-    function: Callable[[], Tensor]
-    made: Tensor
-
-    def call(self) -> Callable[[], Any]:
-        """Return what calls it again and puts the result where it was."""
-        return partial(_copy, [self.made], self.function)
 
 
 class _Step(NamedTuple):
@@ -169,7 +139,7 @@ def _writing_forms(func: Any, made: list[Tensor]) -> Iterator[tuple[Callable[...
             continue
         if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CPU"):  # the others copy, too
             for module in (torch, torch._C._nn):
-                if hasattr(module, packet.__name__):
+                if func.namespace == "aten" and hasattr(module, packet.__name__):
                     yield getattr(module, packet.__name__), {"out": made[0] if len(made) == 1 else tuple(made)}
             yield overload, dict(zip(outs, made, strict=True))
 
@@ -206,7 +176,7 @@ class _Recorder(TorchDispatchMode):
         self.constants: dict[int, Tensor] = {}
         """What else was made, by its memory."""
         self.read: set[int] = set()
-        self.steps: list[_Step | _HostStep] = []
+        self.steps: list[_Step] = []
         self.held = sum(tensor.nbytes for tensor in inputs)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -237,16 +207,6 @@ class _Recorder(TorchDispatchMode):
             self.steps.append(step._replace(made=made))
         return output
 
-    def host_call(self, call: Callable[[], Tensor], places: Sequence[Tensor]) -> Tensor:
-        """Call a function whose inside is not recorded, and keep the call."""
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            made = call()
-            self._hold([made])
-            self.read |= {memory_of(place) for place in places}
-            self.changing.add(memory_of(made))
-            self.steps.append(_HostStep(call, made.detach()))
-        return made
-
     def _hold(self, made: Sequence[Tensor]) -> None:
         self.held += sum(tensor.nbytes for tensor in made)
         if self.held > MOST_BYTES:
@@ -262,21 +222,6 @@ class _Recorder(TorchDispatchMode):
                 constant = self.constants.pop(where)
                 self.steps.append(_Step(torch.ops.aten.copy_.default, (constant, constant.clone()), {}, []))
             self.changing.add(where)
-
-
-class _Current(threading.local):
-    """The recorder of this thread, while it records."""
-
-    recorder: _Recorder | None = None
-
-
-_current = _Current()
-
-
-def memory_of(tensor: Tensor) -> int:
-    """Return what tells one piece of memory from another as long as both are held."""
-    with torch._C.DisableTorchFunction():  # else it would look like reading values
-        return int(tensor.untyped_storage()._cdata)
 
 
 def _fixed_views(tree: Any) -> Any:
