@@ -65,7 +65,7 @@ BAD = [
     ("flag", None, "true or false, got None"),
     ("name", 3, "text, got 3"),
     ("kind", "rmsprop", "one of 'sgd', 'adam', got 'rmsprop'"),
-    ("kind", "SGD", "one of 'sgd', 'adam', got 'SGD'"),
+    ("kind", "SGDS", "one of 'sgd', 'adam', got 'SGDS'"),
     ("kind", 0, "one of 'sgd', 'adam', got 0"),
     ("level", True, "one of 1, 2, got True"),
     ("level", 2.0, "one of 1, 2, got 2.0"),
@@ -86,6 +86,10 @@ def test_values_that_do_not_fit_are_refused(make, name, value, rest):
         make(**{name: value})
     assert caught.value.key == f"section.{name}"
     assert caught.value.message.startswith(f"section.{name} must be ") and caught.value.message.endswith(f"{rest}.")
+
+
+def test_another_spelling_of_a_choice_becomes_the_choice():
+    assert Section(kind="SGD").kind == build(Section, {"kind": "SGD"}, section="section").kind == "sgd"
 
 
 def test_a_bound_holds_within_a_choice_of_types():

@@ -114,7 +114,7 @@ def test_default_model(shape, name):
 
 
 def test_unknown_names_and_options_suggest_the_nearest():
-    error = refused("cifar-cnn")
+    error = refused("cifar-cn")
     assert error.key == "model.name" and "did you mean 'cifar_cnn'?" in error.message and error.allowed == list(MODELS)
     error = refused("mlp", {"hiden": 3})
     assert error.key == "model.options.hiden" and error.allowed == ["hidden"]

@@ -254,7 +254,7 @@ def test_unknown_names(arguments, message, tmp_path):
         ("fedavg = [0.5]", "fedavg = [true]", "a list of 1 numbers"),
         ("fedavg = [0.5]", "fedavg = {PM = [0.5]}", "unknown score 'PM'"),
         ("fedavg = [0.5]", "fedavg = 0.5", "a list of 1 numbers"),
-        ("data = {clients = 3}", "data = 3", "columns.a.data must be dict"),
+        ("data = {clients = 3}", "data = 3", "columns.a.data must be a section with keys"),
         ("[columns.a]", "[columns.a", "is not valid TOML"),
     ],
 )

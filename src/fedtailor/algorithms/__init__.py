@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedtailor.core.errors import unknown_name
+from fedtailor.core.errors import find_name
 from fedtailor.core.targets import find_target, refuse_target
 
 if TYPE_CHECKING:
@@ -169,9 +169,9 @@ def load_algorithm(name: str) -> type[Algorithm[Any, Any, Any]]:
     Raises:
         ConfigError: the name is unknown, the module cannot be imported, or the class is no algorithm that can be run.
     """
-    if ":" not in name and name not in TABLE:
-        raise unknown_name("algorithm", name, TABLE, key="algorithm.name")
-    target = TABLE[name].target if name in TABLE else name
+    target = name
+    if ":" not in name:
+        target = TABLE[find_name("algorithm", name, TABLE, key="algorithm.name")].target
     found = find_target(target, what="algorithm", key="algorithm.name")
     problem = problem_with(found)
     if problem:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 from torch import Tensor
 
-from fedtailor.core.errors import unknown_name
+from fedtailor.core.errors import find_name
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
 from fedtailor.core.message import Field, Messages, Reduced, Upload
 from fedtailor.core.options import check_options
@@ -84,8 +84,7 @@ class Algorithm(ABC, Generic[S, C, P]):
         Raises:
             ConfigError: unknown preset, or a value out of range.
         """
-        if preset not in cls.presets:
-            raise unknown_name(f"preset of {cls.__name__}", preset, cls.presets, key="algorithm.preset")
+        preset = find_name(f"preset of {cls.__name__}", preset, cls.presets, key="algorithm.preset")
         return cls(**{**cls.presets[preset], **options})
 
     @classmethod

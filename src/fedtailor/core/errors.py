@@ -87,20 +87,57 @@ class ClientError(RunError):
         self.round = round
 
 
+def match_name(name: str, choices: Iterable[str]) -> str | None:
+    """Return the choice that a name stands for: case does not matter, and a hyphen is an underscore.
+
+    Returns:
+        None if there is no such choice.
+
+    Example:
+        >>> match_name("FedAvg-FT", ["fedavg", "fedavg_ft"])
+        'fedavg_ft'
+    """
+    known = list(choices)
+    if name in known:
+        return name
+    spelled = _plain(name)
+    return next((choice for choice in known if _plain(choice) == spelled), None)
+
+
+def find_name(what: str, name: str, choices: Iterable[str], *, key: str | None = None) -> str:
+    """Return the choice that a name stands for, as :func:`match_name` does.
+
+    Args:
+        what: what it is the name of, such as ``model``, for the message.
+        name: as the user wrote it.
+        choices: the names that exist.
+        key: the option that holds the name, for the message.
+
+    Raises:
+        ConfigError: there is no such choice.
+    """
+    known = list(choices)
+    found = match_name(name, known)
+    if found is None:
+        raise unknown_name(what, name, known, key=key)
+    return found
+
+
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the nearest choice, or an empty string."""
-    close = difflib.get_close_matches(name, list(choices), n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    spelled = {_plain(choice): choice for choice in choices}
+    close = difflib.get_close_matches(_plain(name), list(spelled), n=1)
+    return f"; did you mean '{spelled[close[0]]}'?" if close else ""
 
 
 def unknown_name(what: str, name: str, choices: Iterable[str], *, key: str | None = None) -> ConfigError:
-    """Return the error for a name that is not in a table: lists what is, and the nearest."""
+    """Return the error for a name that is not in a table. It lists the names that are, and the nearest."""
     allowed = sorted(choices)
-    return ConfigError(
-        f"unknown {what} '{name}'{did_you_mean(name, allowed)} Known: {', '.join(allowed)}."
-        if did_you_mean(name, allowed)
-        else f"unknown {what} '{name}'. Known: {', '.join(allowed)}.",
-        key=key or what,
-        allowed=allowed,
-        got=name,
-    )
+    hint = did_you_mean(name, allowed) or "."
+    message = f"unknown {what} '{name}'{hint} Known: {', '.join(allowed)}."
+    return ConfigError(message, key=key or what, allowed=allowed, got=name)
+
+
+def _plain(name: str) -> str:
+    """Return a name in the spelling that names are compared in."""
+    return name.lower().replace("-", "_")

@@ -2,7 +2,8 @@
 
 One mechanism serves hyper-parameters, the ``[training]`` section and every other section of a
 configuration: the annotation gives the type, :class:`Range` the bounds, ``Literal`` the choices.
-Values are never converted silently, but for an integer where a float is expected.
+Values are never converted silently, but for an integer where a float is expected, and another spelling of a choice
+(``Workers`` for ``workers``).
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from fedtailor.core.errors import ConfigError, did_you_mean
+from fedtailor.core.errors import ConfigError, did_you_mean, match_name
 
 T = TypeVar("T")
 
@@ -76,6 +77,7 @@ def check_value(value: Any, hint: Any, *, key: str, bounds: Range | None = None)
         hint, *extras = get_args(hint)
         bounds = next((extra for extra in extras if isinstance(extra, Range)), bounds)
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    value = _as_choice(value, kinds)
     kind = next((kind for kind in kinds if _fits(value, kind)), None)
     if kind is None:
         raise _refuse(key, " or ".join(_describe(kind) for kind in kinds), value)
@@ -101,6 +103,15 @@ def _check_number(value: int | float, kind: Any, key: str, bounds: Range | None)
     return as_float if kind is float else value
 
 
+def _as_choice(value: Any, kinds: Iterable[Any]) -> Any:
+    """Return the choice that a text stands for, where the annotation lists choices; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    found = match_name(value, [choice for choice in choices if isinstance(choice, str)])
+    return value if found is None else found
+
+
 def _fits(value: Any, kind: Any) -> bool:
     """Return whether ``value`` is of one plain kind; a bool is no number."""
     if kind is Any:
@@ -120,13 +131,21 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, plain)
 
 
+_KINDS = {float: "a number", int: "a whole number", bool: "true or false", str: "text", dict: "a section with keys"}
+_ITEMS = {float: "numbers", int: "whole numbers", str: "texts"}
+
+
 def _describe(kind: Any) -> str:
+    """Return the words for a kind of value."""
     if kind is type(None):
         return "nothing"
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
-    names = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
-    return names.get(kind, str(getattr(kind, "__name__", kind)))
+    plain = get_origin(kind) or kind
+    if plain is tuple:
+        items = _ITEMS.get(get_args(kind)[0]) if get_args(kind) else None
+        return f"a list of {items}" if items else "a list"
+    return _KINDS.get(plain, str(getattr(plain, "__name__", plain)))
 
 
 def _refuse(key: str, allowed: str, got: Any) -> ConfigError:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from fedtailor.core.errors import unknown_name
+from fedtailor.core.errors import find_name
 from fedtailor.data.datasets.known import DATASETS, KnownDataset
 from fedtailor.data.folders import cache_folder as cache_folder
 from fedtailor.data.folders import data_folder as data_folder
@@ -83,8 +83,7 @@ def load_dataset(name: str, folder: str | Path = "") -> Dataset:
         >>> load_dataset("digits").input_shape
         (1, 8, 8)
     """
-    if name not in DATASETS:
-        raise unknown_name("dataset", name, DATASETS, key="data.dataset")
+    name = find_name("dataset", name, DATASETS, key="data.dataset")
     known = DATASETS[name]
     dataset = _decode(name, known, data_folder(folder))
     tested_on = "fabricated" if known.tested_on == "fabricated" else dataset.tested_on

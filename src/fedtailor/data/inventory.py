@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 from typing import Any, Literal
 
-from fedtailor.core.errors import unknown_name
+from fedtailor.core.errors import find_name
 from fedtailor.data.datasets.known import DATASETS
 from fedtailor.data.download.fetch import is_there
 from fedtailor.data.download.sources import DOWNLOADS, ELSEWHERE
@@ -33,8 +33,7 @@ def describe_dataset(name: str, folder: Path) -> dict[str, Any]:
     Raises:
         ConfigError: there is no data set of that name.
     """
-    if name not in DATASETS:
-        raise unknown_name("dataset", name, DATASETS, key="dataset")
+    name = find_name("dataset", name, DATASETS, key="dataset")
     known = DATASETS[name]
     found = {pattern: _sizes(folder, pattern) for pattern in known.files}
     together = {path: size for sizes in found.values() for path, size in sizes.items()}

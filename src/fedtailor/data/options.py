@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
-from fedtailor.core.errors import ConfigError, unknown_name
+from fedtailor.core.errors import ConfigError, find_name
 from fedtailor.core.options import Range, check_options
 from fedtailor.data.datasets.known import DATASETS
 
@@ -75,8 +75,9 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         check_options(self, owner="data")
-        if self.dataset not in DATASETS and not self.path:
-            raise unknown_name("dataset", self.dataset, DATASETS, key="data.dataset")
+        if not self.path:
+            dataset = find_name("dataset", self.dataset, DATASETS, key="data.dataset")
+            object.__setattr__(self, "dataset", dataset)
         if self.clients:
             refuse_too_many_new(self.new_clients, self.clients)
         if bool(self.mean) != bool(self.std):

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from fedtailor.core.errors import ConfigError, DataError, unknown_name
+from fedtailor.core.errors import ConfigError, DataError, find_name
 from fedtailor.core.options import Range, build, check_options
 from fedtailor.data.corruptions import CORRUPTIONS, SEVERITIES
 from fedtailor.data.corruptions.batch import WHITE
@@ -67,8 +67,7 @@ def parse_shift(text: str) -> CifarS | None:
     if not text.strip():
         return None
     name, options = read_expression(text, key=KEY, example="cifar_s(clients=50, pairing='release')")
-    if name != "cifar_s":
-        raise unknown_name("shift", name, ["cifar_s"], key=KEY)
+    name = find_name("shift", name, ["cifar_s"], key=KEY)
     return build(CifarS, options, section=name)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine
-from fedtailor.core.errors import unknown_name
+from fedtailor.core.errors import match_name, unknown_name
 from fedtailor.core.federation import Federation
 from fedtailor.core.participation import parse_participation
 from fedtailor.core.schedule import Protocol
@@ -93,7 +93,8 @@ def assemble(
         federation=dataclasses.replace(section, train="all" if protocol.everybody_trains(algorithm) else "cohort"),
         engine=dataclasses.replace(config.engine, name=cast(Any, choice.engine.name)),
     )
-    warning = type(algorithm).preset_warnings.get(config.algorithm.preset)
+    preset = match_name(config.algorithm.preset, type(algorithm).presets) or ""
+    warning = type(algorithm).preset_warnings.get(preset)
     notes = [*([warning] if warning else []), *algorithm.warnings(federation.common_task), *divided.notes]
     notes += training_in_vain(algorithm, federation, protocol)
     return PreparedRun(resolved, algorithm, federation, choice, protocol, divided, notes)

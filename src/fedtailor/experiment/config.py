@@ -17,10 +17,12 @@ from typing import Annotated, Any, Literal
 import tomli_w
 
 from fedtailor.algorithms import TABLE, load_algorithm
-from fedtailor.core.errors import ConfigError, did_you_mean
+from fedtailor.core.errors import ConfigError, did_you_mean, match_name
 from fedtailor.core.options import Range, build, check_options, check_value
 from fedtailor.core.task import Training
 from fedtailor.data.options import DataOptions
+from fedtailor.models import MODELS
+from fedtailor.simulation.engines import EngineOptions
 from fedtailor.simulation.engines.options import EngineOptions
 
 _Seed = Annotated[int, Range(ge=0, le=2**53)]
@@ -39,6 +41,8 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         check_options(self, owner="model")
+        object.__setattr__(self, "name", match_name(self.name, MODELS) or self.name)
+        object.__setattr__(self, "others", tuple(match_name(other, MODELS) or other for other in self.others))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,7 @@ class AlgorithmOptions:
 
     def __post_init__(self) -> None:
         check_options(self, owner="algorithm")
+        object.__setattr__(self, "name", match_name(self.name, TABLE) or self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +251,7 @@ def _in_section(values: Mapping[str, Any], name: str) -> str:
     options = {section: [field.name for field in dataclasses.fields(cls)] for section, cls in SECTIONS.items()}
     section = values.get("algorithm", {})
     chosen = section.get("name", AlgorithmOptions.name) if isinstance(section, Mapping) else ""
-    if chosen in TABLE:
+    if isinstance(chosen, str) and match_name(chosen, TABLE):
         options["algorithm"] = load_algorithm(chosen).option_names()
     found = next((section for section, names in options.items() if name in names), None)
     return f"; did you mean '{found}.{name}'?" if found else ""

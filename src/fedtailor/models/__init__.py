@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedtailor.core.errors import unknown_name
+from fedtailor.core.errors import find_name
 from fedtailor.core.targets import find_target
 from fedtailor.models.call import call_function
 
@@ -85,10 +85,9 @@ def build_model(
     """
     shape, options = tuple(input_shape), options or {}
     if ":" not in spec:
-        if spec not in MODELS:
-            raise unknown_name("model", spec, MODELS, key="model.name")
+        name = find_name("model", spec, MODELS, key="model.name")
         model: Model = call_function(
-            find_target(MODELS[spec].function, what="model", key="model.name"), spec, shape, num_classes, options
+            find_target(MODELS[name].function, what="model", key="model.name"), name, shape, num_classes, options
         )
         return model
     from fedtailor.core.rng import new_key

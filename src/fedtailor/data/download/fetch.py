@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from fedtailor.core.errors import DataError, unknown_name
+from fedtailor.core.errors import DataError, find_name
 from fedtailor.data.datasets.known import DATASETS
 from fedtailor.data.download.sources import DOWNLOADS, ELSEWHERE, Download
 
@@ -52,8 +52,7 @@ def fetch(
         ConfigError: there is no data set of that name.
         DataError: nothing can be fetched, a server or the disk failed, or a file is not what was published.
     """
-    if name not in DATASETS:
-        raise unknown_name("dataset", name, DATASETS, key="dataset")
+    name = find_name("dataset", name, DATASETS, key="dataset")
     if name not in downloads and DATASETS[name].files:
         places = ", ".join(DATASETS[name].files)
         raise DataError(

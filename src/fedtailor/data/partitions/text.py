@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 import warnings
 from typing import Any
 
-from fedtailor.core.errors import ConfigError, unknown_name
+from fedtailor.core.errors import ConfigError, find_name
 from fedtailor.core.options import build
 from fedtailor.data import PARTITIONS
 from fedtailor.data.partitions.base import KEY, Partition
@@ -26,8 +27,7 @@ def parse_partition(text: str) -> Partition:
         'dirichlet(alpha=0.5, min_size=10)'
     """
     name, options = read_expression(text, key=KEY, example="dirichlet(alpha=0.5) or iid")
-    if name not in PARTITIONS:
-        raise unknown_name("partition", name, PARTITIONS, key=KEY)
+    name = find_name("partition", name, PARTITIONS, key=KEY)
     cls: type[Partition] = PARTITIONS[name].resolve()
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for field in fields.values():
@@ -63,10 +63,16 @@ def read_expression(text: str, *, key: str, example: str = "name(option=1)") -> 
 
 
 def _parse(text: str) -> ast.expr:
-    """Return the syntax tree; what Python would only warn of is a SyntaxError."""
+    """Return the syntax tree, after hyphens in the name became underscores.
+
+    Raises:
+        SyntaxError: the text is no expression, or Python would warn of it.
+    """
+    name, parenthesis, options = text.partition("(")
+    spelled = re.sub(r"(?<=[a-zA-Z0-9])-(?=[a-zA-Z])", "_", name)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return ast.parse(text, mode="eval").body
+        return ast.parse(spelled + parenthesis + options, mode="eval").body
 
 
 def _literal(node: ast.expr) -> Any:
