@@ -91,7 +91,7 @@ def test_fewer_than_two_domains_are_refused(tmp_path: Path, generator: np.random
 
 def test_a_domain_of_which_a_file_is_missing_is_not_left_out(all_five: Path) -> None:
     (all_five / "USPS/usps.t.bz2").unlink()
-    with pytest.raises(DataError, match=r"usps\.t\.bz2' was looked for"):
+    with pytest.raises(DataError, match=r"usps\.t\.bz2' was not found"):
         load_dataset("digit5", all_five)
 
 

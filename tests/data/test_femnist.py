@@ -74,7 +74,7 @@ def test_the_folder_that_leaf_writes_is_read_too(tmp_path: Path, leaf: Path) -> 
 def test_a_missing_part_is_named(tmp_path: Path, leaf: Path, part: str) -> None:
     for path in (leaf / part).iterdir():
         path.unlink()
-    with pytest.raises(DataError, match=rf"was looked for in {leaf / part} and is not there.*femnist/data/{part}/"):
+    with pytest.raises(DataError, match=rf"was not found in {leaf / part}\..*femnist/data/{part}/"):
         load_femnist(tmp_path)
 
 

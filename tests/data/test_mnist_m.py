@@ -195,11 +195,11 @@ def test_pickles_of_other_releases_are_refused_in_words(tmp_path: Path, file: st
 
 
 def test_missing_files_are_named(tmp_path: Path, generator: np.random.Generator) -> None:
-    with pytest.raises(DataError, match=r"train_images\.npy' was looked for .* or 'MNIST-M/mnist_m_train_labels\.txt'"):
+    with pytest.raises(DataError, match=r"train_images\.npy' was not found .* or 'MNIST-M/mnist_m_train_labels\.txt'"):
         load_dataset("mnist_m", tmp_path)
     write_mnist_m_arrays(tmp_path, generator)
     (tmp_path / "MNIST-M/test_labels.npy").unlink()
-    with pytest.raises(DataError, match=r"test_labels\.npy' was looked for"):
+    with pytest.raises(DataError, match=r"test_labels\.npy' was not found"):
         load_dataset("mnist_m", tmp_path)
 
 

@@ -87,7 +87,21 @@ ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntC\x01btR
         b"\x80\x02}X\x04\x00\x00\x00data" + ARRAY + b"(I1\n(I1\ntNI00\nC\x01atbs.",  # no type
         b"\x80\x02}X\x04\x00\x00\x00datacnumpy\ndtype\n}X\x08\x00\x00\x00__init__Nsbs.",  # change of a class
         b"\x80\x02}X\x04\x00\x00\x00datacnumpy.core.multiarray\n_reconstruct\n}bs.",  # change of a function
+        b"\x80\x02}X\x04\x00\x00\x00datac_codecs\nencode\nN}X\x09\x00\x00\x00from_bytesNs\x86bs.",  # the same, by slots
+        b"\x80\x02}X\x04\x00\x00\x00datacnumpy\ndtype\n)\x81s.",  # a type that was never made
+        b"\x80\x02}X\x04\x00\x00\x00data" + ARRAY + b"(I1\n(I1\nt" + ARRAY + b"I00\nC\x01atbs.",  # an array as a type
+        b"\x80\x02}X\x04\x00\x00\x00data" + ARRAY + b"(I1\n(L99999999999999999999L\nt" + TYPE + b"I00\nC\x01atbs.",
+        b"\x80\x02}X\x04\x00\x00\x00datac_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00utf16\x86Rs.",
         b"\x80\x02]r\xff\xff\xff\xff.",  # a memo number that would allocate 64 GB
+        b"\x80\x02]p99999999999\n.",  # the same in text
+        b"\x80\x04B\xff\xff\xff\xffab.",  # bytes of 4 GB
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x00ab.",  # bytes of 64 PB
+        b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x00ab.",  # a text of 64 PB
+        b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x00ab.",  # a bytearray of 64 PB
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x00ab.",  # a frame of 64 PB
+        b"\x80\x02\x8b\xff\xff\xff\x7fab.",  # a number of 2 GB
+        b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",  # deep nesting, of a list
+        b"\x80\x02}X\x04\x00\x00\x00datacnumpy\nndarray\ns.",  # a class as a value
         b"\x80\x02Pabc\n.",  # persistent id
         b"\x80\x02\x82\x01.",  # extension code
         b"\x80\x02]}]Ns.",  # a list as a key

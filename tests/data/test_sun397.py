@@ -116,7 +116,7 @@ def test_a_spreadsheet_is_explained(tmp_path: Path, sun: Path) -> None:
 def test_a_missing_hierarchy_or_category_is_named(tmp_path: Path, sun: Path) -> None:
     for picture in (sun / "c/church/indoor").iterdir():
         picture.unlink()
-    with pytest.raises(DataError, match=r"was looked for in .*SUN397/c/church/indoor and is not there"):
+    with pytest.raises(DataError, match=r"was not found in .*SUN397/c/church/indoor\."):
         load_sun397(tmp_path)
     (sun / "three_levels.csv").unlink()
     with pytest.raises(DataError, match=r"'SUN397/hierarchy_three_levels/three_levels\.csv' or 'SUN397/three"):

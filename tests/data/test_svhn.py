@@ -89,7 +89,7 @@ def test_a_missing_file_and_one_over_the_cap(tmp_path: Path, generator: np.rando
     with pytest.raises(DataError, match=f"expected at most {svhn._MAX_BYTES} bytes, got {svhn._MAX_BYTES + 1} bytes"):
         load_dataset("svhn", tmp_path)
     (tmp_path / TRAIN).unlink()
-    with pytest.raises(DataError, match=r"train_32x32\.mat' was looked for"):
+    with pytest.raises(DataError, match=r"train_32x32\.mat' was not found"):
         load_dataset("svhn", tmp_path)
 
 
@@ -132,7 +132,7 @@ def compressed(body: bytes, head: bytes) -> bytes:
         (lambda body: body + bytes(2**22), "longer than it says"),
         (lambda body: body[:-20], "truncated"),
         (lambda body: body.replace(X_TAG, struct.pack("<II", 2, 2**32 - 16)) + bytes(2**22), "4294967280 bytes"),
-        (lambda body: b"\x01" + body[1:], "a compressed element that is no variable"),
+        (lambda body: b"\x01" + body[1:], "a compressed element that is not a variable"),
     ],
 )
 def test_hostile_compression_is_refused(

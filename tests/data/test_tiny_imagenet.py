@@ -78,14 +78,14 @@ def test_fewer_pictures_are_enough(tmp_path: Path, tiny: Path) -> None:
 @pytest.mark.parametrize("file", ["wnids.txt", "words.txt", "val/val_annotations.txt"])
 def test_a_missing_list_is_named(tmp_path: Path, tiny: Path, file: str) -> None:
     (tiny / file).unlink()
-    with pytest.raises(DataError, match="was looked for in") as caught:
+    with pytest.raises(DataError, match="was not found in") as caught:
         load_tiny_imagenet(tmp_path)
     assert caught.value.path == str(tiny / file)
 
 
 def test_no_training_picture_is_a_missing_file(tmp_path: Path, tiny: Path) -> None:
     (tiny / "train").rename(tiny / "other")
-    with pytest.raises(DataError, match=r"n02124075_0\.JPEG' was looked for in"):
+    with pytest.raises(DataError, match=r"n02124075_0\.JPEG' was not found in"):
         load_tiny_imagenet(tmp_path)
 
 

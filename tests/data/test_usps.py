@@ -95,7 +95,7 @@ def test_missing_and_empty_files(tmp_path: Path, generator: np.random.Generator)
         load_dataset("usps", tmp_path)
     (tmp_path / "USPS/usps.t.bz2").unlink()
     (tmp_path / "USPS/usps.bz2").unlink()
-    with pytest.raises(DataError, match=r"'usps\.bz2' was looked for") as caught:
+    with pytest.raises(DataError, match=r"'usps\.bz2' was not found") as caught:
         load_dataset("usps", tmp_path)
     assert caught.value.got == "missing"
 

@@ -215,5 +215,6 @@ def _from_list(labels: object, path: Path, num_classes: int) -> np.ndarray:
         raise files.damaged(path, allowed, type(labels).__name__)
     for row, label in enumerate(labels):
         if type(label) is not int or not 0 <= label < num_classes:
-            raise files.damaged(path, allowed, f"{label!r:.40} at row {row}")
+            shown = f"{label!r:.40}" if isinstance(label, (int, float, str, bytes)) else type(label).__name__
+            raise files.damaged(path, allowed, f"{shown} at row {row}")
     return np.array(labels, dtype=np.int64)

@@ -1,1 +1,1 @@
-"""Downloads of known data sets."""
+"""Downloads of known data sets: the table of sources, the transfer, and unpacking."""

@@ -1,4 +1,4 @@
-"""Fetch the published files of a known data set: checked, resumable, put where the readers look for them."""
+"""Download, check and unpack the published files of a known data set."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fedtailor.data.datasets.known import DATASETS
 from fedtailor.data.download.sources import DOWNLOADS, ELSEWHERE, Download
 
 MAX_UNKNOWN = 64 * 2**30
-"""Most bytes of a file whose size is not known beforehand."""
+"""Most bytes of a file whose size is not known in advance."""
 
-_SPARE = 2**28  # bytes that stay free on the disk while a file comes whose size nobody says
+_SPARE = 2**28  # bytes that must stay free on the disk during a download of unknown size
 
 
 class FetchProgress(Protocol):
-    """What is told while files are fetched."""
+    """A function that reports progress while files are fetched."""
 
     def __call__(self, what: str, done: int, total: int, /) -> None:
-        """Say how far ``what`` has come: bytes of a download, or files of an archive; ``total`` 0: not known."""
+        """Report the progress of ``what``: bytes of a download, or files of an archive; ``total`` 0: unknown."""
 
 
 def fetch(
@@ -34,23 +34,24 @@ def fetch(
     progress: FetchProgress = lambda what, done, total: None,
     downloads: Mapping[str, tuple[Download, ...]] = DOWNLOADS,
 ) -> list[Path]:
-    """Download what is published of a known data set and not there yet, and unpack it.
+    """Download the missing published files of a known data set, and unpack them.
 
-    A file is there if its checksum is right; one that is kept decompressed or unpacked is taken as it is. What came
-    before a connection broke stays as ``FILE.part`` and is gone on with.
+    A file that exists is kept if its checksum is right; a file that was decompressed or unpacked is kept unchecked. An
+    interrupted download stays as ``FILE.part`` and is resumed.
 
     Args:
         name: in :data:`fedtailor.data.datasets.known.DATASETS`.
         folder: the data folder.
-        progress: told how far each file has come.
-        downloads: by name of the data set.
+        progress: called with the progress of each file.
+        downloads: sources by name of the data set.
 
     Returns:
-        The files that are there afterwards; none where the data set needs no files.
+        The files of the data set; none if it needs no files.
 
     Raises:
-        ConfigError: there is no data set of that name.
-        DataError: nothing can be fetched, a server or the disk failed, or a file is not what was published.
+        ConfigError: no data set has that name.
+        DataError: the data set cannot be fetched, a server or the disk failed, or a file differs from the published
+            one.
     """
     name = find_name("dataset", name, DATASETS, key="dataset")
     if name not in downloads and DATASETS[name].files:
@@ -60,45 +61,57 @@ def fetch(
             key="dataset",
             got=name,
         )
-    return [path for download in downloads.get(name, ()) for path in _fetch_one(download, folder, progress)]
+    paths = []
+    for download in downloads.get(name, ()):
+        paths += _fetch_one(download, folder, progress)
+    return paths
 
 
 def is_there(download: Download, folder: Path) -> bool:
-    """Return whether what a download gives is in the data folder, looking at names only."""
-    return all(_kept(folder / path) is not None for path in download.gives or (download.path,))
+    """Return whether the data folder holds the files of a download, by their names only."""
+    return None not in _present_files(download, folder)
 
 
-def _kept(path: Path) -> Path | None:
-    """Return the path of a file, or of the file that it is when decompressed, if one of them is there."""
-    return next(
-        (each for each in (path, path.with_suffix("") if path.suffix == ".gz" else path) if each.is_file()), None
-    )
+def _present_files(download: Download, folder: Path) -> list[Path | None]:
+    """Return the path of every file that a download gives, compressed or not; None for one that is missing."""
+    return [_find_file(folder / path) for path in download.gives or (download.path,)]
+
+
+def _find_file(path: Path) -> Path | None:
+    """Return the path of a file, or of its decompressed copy, if one of them exists."""
+    if path.is_file():
+        return path
+    if path.suffix == ".gz" and path.with_suffix("").is_file():
+        return path.with_suffix("")
+    return None
 
 
 def _fetch_one(download: Download, folder: Path, progress: FetchProgress) -> list[Path]:
-    """Fetch one file, unpack it if it is an archive, and return the files that are there."""
+    """Fetch one file, unpack it if it is an archive, and return the files that exist afterwards."""
     path = folder / download.path
-    try:
-        if not (is_there(download, folder) and (download.gives or not path.is_file())):
+    unpacked = download.gives and is_there(download, folder)
+    decompressed = not download.gives and not path.is_file() and is_there(download, folder)
+    if not unpacked and not decompressed:
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _download(download, path, progress)
             if download.unpack:
                 _unpack(download, folder, progress)
-    except OSError as reason:
-        raise _cannot_write(path, reason) from reason
-    return [found for each in download.gives or (download.path,) if (found := _kept(folder / each)) is not None]
+        except OSError as reason:
+            raise _cannot_write(path, reason) from reason
+    return [found for found in _present_files(download, folder) if found is not None]
 
 
 def _download(download: Download, path: Path, progress: FetchProgress) -> None:
-    """Download a file to its place, unless it is there with the right checksum."""
+    """Download a file to its place, unless it exists with the right checksum."""
     algorithm, _, published = download.checksum.partition(":")
     if path.is_file():
         found = _checksum(path, algorithm)
         if found == published:
             return
         raise DataError(
-            f"'{path}' is there, but its {algorithm} is {found}, and of the published file {published}. "
-            "Remove it, or move it away, to fetch that one.",
+            f"'{path}' exists, but its {algorithm} is {found}; the published file has {published}. "
+            "Remove the file or move it away to fetch the published one.",
             path=str(path),
             allowed=published,
             got=found,
@@ -121,8 +134,8 @@ def _download(download: Download, path: Path, progress: FetchProgress) -> None:
     if found != published:
         part.unlink()
         raise DataError(
-            f"{download.url}: the {algorithm} of what came is {found}, and of the published file {published}. "
-            "It was removed; the same command tries again.",
+            f"{download.url}: the downloaded file has the {algorithm} {found}; the published file has {published}. "
+            "The download was removed. Run the same command to try again.",
             path=download.url,
             allowed=published,
             got=found,
@@ -131,11 +144,12 @@ def _download(download: Download, path: Path, progress: FetchProgress) -> None:
 
 
 def _unpack(download: Download, folder: Path, progress: FetchProgress) -> None:
-    """Unpack an archive, then remove it."""
+    """Unpack an archive and remove it."""
     from fedtailor.data.download.unpack import unpack
 
     assert download.unpack
-    archive, target = folder / download.path, folder / download.into
+    archive = folder / download.path
+    target = folder / download.into
     _check_space(archive, download.unpacked)
     wanted = {folder / path for path in download.gives}
     unpack(
@@ -149,7 +163,7 @@ def _unpack(download: Download, folder: Path, progress: FetchProgress) -> None:
     )
     absent = sorted(str(path.relative_to(folder)) for path in wanted if not path.is_file())
     if absent:
-        raise DataError(f"{archive}: expected the file '{absent[0]}' in it, got none.", path=str(archive))
+        raise DataError(f"{archive}: expected the file '{absent[0]}' in the archive, got none.", path=str(archive))
     archive.unlink()
 
 
@@ -159,15 +173,15 @@ def _checksum(path: Path, algorithm: str) -> str:
 
 
 def _check_space(path: Path, needed: int) -> None:
-    """Check that the disk has room for so many bytes more.
+    """Check that the disk has room for ``needed`` more bytes.
 
     Raises:
-        DataError: it has not.
+        DataError: the disk has less.
     """
     free = shutil.disk_usage(path.parent).free
     if needed > free:
         raise DataError(
-            f"'{path}' needs {needed:,} bytes more, but the disk has {free:,} left.",
+            f"'{path}' needs {needed:,} more bytes, but the disk has {free:,} left.",
             path=str(path),
             allowed=f"{needed:,} bytes",
             got=f"{free:,} bytes",
@@ -175,6 +189,8 @@ def _check_space(path: Path, needed: int) -> None:
 
 
 def _cannot_write(path: Path, reason: OSError) -> DataError:
-    """Return the error for a disk that is full, or a folder that cannot be written."""
-    after = " Make room; the same command goes on there." if reason.errno == errno.ENOSPC else ""
-    return DataError(f"cannot write '{reason.filename or path}': {reason.strerror or reason}.{after}", path=str(path))
+    """Return the error for a full disk, or a folder that cannot be written."""
+    message = f"cannot write '{reason.filename or path}': {reason.strerror or reason}."
+    if reason.errno == errno.ENOSPC:
+        message += " Free some space and run the same command again to resume the download."
+    return DataError(message, path=str(path))

@@ -1,7 +1,7 @@
-"""Where the files of known data sets are published, with their checksums; and in words where they cannot be fetched.
+"""The table of sources: the published files of known data sets, with their checksums.
 
-MD5 is what most authors or torchvision give; SHA-256 stands where it is known. Both find damage; only SHA-256 finds
-intent. Places and checksums: torchvision 0.2x (``torchvision/datasets``), and the pages of the authors.
+Most authors, and torchvision, give an MD5; the table has a SHA-256 where it is known. Both detect damage; only SHA-256
+detects a deliberate change. Addresses and checksums: torchvision 0.2x (``torchvision/datasets``) and the authors' pages.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ class Download(NamedTuple):
 
     url: str
     path: str
-    """Where it goes, relative to the data folder."""
+    """Destination, relative to the data folder."""
     checksum: str
     """``sha256:`` or ``md5:`` and hexadecimal digits."""
     size: int = 0
-    """Bytes; 0: not known."""
+    """Bytes; 0: unknown."""
     unpack: Literal["", "tar", "zip"] = ""
-    """Kind of an archive, which is removed once it is unpacked; empty: the file is used as it is."""
+    """Kind of archive, which is removed after unpacking; empty: the file is used as it is."""
     into: str = "."
-    """Folder for what an archive holds, relative to the data folder."""
+    """Folder in which an archive is unpacked, relative to the data folder."""
     strip: str = ""
-    """Leading folder of the names in an archive that is left out."""
+    """Leading folder to remove from the names in an archive."""
     unpacked: int = 0
-    """Bytes that an archive holds, roughly; more than twice as many are refused."""
+    """Approximate bytes of the unpacked files; more than twice as many are refused."""
     gives: tuple[str, ...] = ()
-    """Files that an archive holds, relative to the data folder; put in place last, so that they stand for all."""
+    """Files of an archive, relative to the data folder, that are moved into place last: if they exist, all do."""
 
 
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
@@ -40,7 +40,7 @@ _TORONTO = "https://www.cs.toronto.edu/~kriz"
 
 
 def _idx(url: str, folder: str, files: Mapping[str, tuple[str, int]]) -> tuple[Download, ...]:
-    """Return the four files of MNIST or Fashion-MNIST; they are read as they are."""
+    """Return the four files of MNIST or Fashion-MNIST, which stay compressed."""
     return tuple(
         Download(f"{url}/{file}-ubyte.gz", f"{folder}/raw/{file}-ubyte.gz", f"sha256:{checksum}", size)
         for file, (checksum, size) in files.items()
@@ -48,7 +48,7 @@ def _idx(url: str, folder: str, files: Mapping[str, tuple[str, int]]) -> tuple[D
 
 
 def _emnist(split: str) -> tuple[Download, ...]:
-    """Return the archive with all splits of EMNIST, wanted for one."""
+    """Return the archive with all splits of EMNIST, fetched for one of them."""
     names = [f"{part}-{what}" for part in ("train", "test") for what in ("images-idx3", "labels-idx1")]
     return (
         Download(
@@ -165,20 +165,20 @@ DOWNLOADS: Mapping[str, tuple[Download, ...]] = {
     ),
     "usps": _USPS_FILES,
 }
-"""What ``fedtailor data fetch`` downloads, by name of the data set."""
+"""Files that ``fedtailor data fetch`` downloads, by name of the data set."""
 
 _MNIST_M = (
-    "MNIST-M is on a shared drive that its author's page, http://yaroslav.ganin.net, points to: put the folders "
+    "MNIST-M is on a shared drive linked from its author's page, http://yaroslav.ganin.net: put the folders "
     "mnist_m_train and mnist_m_test with their files mnist_m_train_labels.txt and mnist_m_test_labels.txt into MNIST-M."
 )
 _SYN_DIGITS = (
-    "SynDigits (SynthDigits.zip) is on a shared drive that its author's page, http://yaroslav.ganin.net, points to: "
+    "SynDigits (SynthDigits.zip) is on a shared drive linked from its author's page, http://yaroslav.ganin.net: "
     "put synth_train_32x32.mat and synth_test_32x32.mat into SynthDigits."
 )
 
 ELSEWHERE: Mapping[str, str] = {
     "digit5": f"{_MNIST_M} {_SYN_DIGITS}",
-    "femnist": "FEMNIST by writer is made by the scripts of LEAF, https://github.com/TalwalkarLab/leaf (data/femnist): "
+    "femnist": "LEAF's scripts make FEMNIST by writer, https://github.com/TalwalkarLab/leaf (data/femnist): "
     "put its folders train and test with all_data_*.json into femnist.",
     "mnist_m": _MNIST_M,
     "sun397": "SUN397 also needs its hierarchy of categories: unpack "
@@ -186,4 +186,4 @@ ELSEWHERE: Mapping[str, str] = {
     "three_levels.xlsx as SUN397/hierarchy_three_levels/three_levels.csv.",
     "syn_digits": _SYN_DIGITS,
 }
-"""What cannot be fetched, in words: where it is described, and where in the data folder it is looked for."""
+"""Instructions for files that cannot be fetched: their source, and their place in the data folder."""

@@ -1,4 +1,8 @@
-"""Download one file over HTTP: go on where an earlier try stopped, and say in words what went wrong."""
+"""The download of one file over HTTP, which resumes an interrupted one.
+
+A library was tried for this: pooch 1.9 has no resume, no limit on the size and no retry that keeps what has arrived,
+so that this module would stay, called by it, and the fetching code would grow.
+"""
 
 from __future__ import annotations
 
@@ -14,50 +18,57 @@ from urllib3.exceptions import HTTPError
 from fedtailor.core.errors import DataError
 
 PAUSES = (1.0, 2.0, 4.0, 8.0)
-"""Seconds before each new try; the count starts again when more has come than ever before."""
+"""Seconds before each retry; the count starts again when a try gets further than all before it."""
 
 _TIMEOUT = (15.0, 60.0)  # seconds to connect, and to wait for bytes
 _CHUNK = 2**18
 
 
-class _Unusable(requests.RequestException):
-    """The answer of a server that may be a better one next time."""
+class _Retry(requests.RequestException):
+    """A server's answer that is unusable now and may be usable at the next try."""
 
 
 def transfer(url: str, part: Path, report: Callable[[int, int], None], *, limit: int) -> None:
-    """Download ``url`` into ``part``, after what is there already if the server can start in the middle.
+    """Download ``url`` into ``part``; resume after the bytes in ``part`` if the server supports it.
 
     Args:
         url: http or https.
-        part: keeps what has come if the connection breaks.
-        report: called with the bytes that are there and the bytes of the whole file (0: not known), and before any
-            are written.
+        part: keeps the downloaded bytes if the connection breaks.
+        report: called with the downloaded bytes and the bytes of the whole file (0: unknown), first before any byte
+            is written.
         limit: most bytes that the whole file may have.
 
     Raises:
-        DataError: the server cannot be reached, does not have the file or sends more than it said or than ``limit``
-            (what came is removed), or the connection keeps breaking.
+        DataError: the server cannot be reached, does not have the file, or sends more than it announced or than
+            ``limit`` (``part`` is removed), or the connection keeps breaking.
         OSError: the file cannot be written.
     """
-    most, failures = _size(part), 0
+    most = _size(part)
+    failures = 0
     while True:
         try:
             _download(url, part, report, limit)
             return
         except (requests.RequestException, HTTPError) as reason:
-            failures = 1 if _size(part) > most else failures + 1
-            most = max(most, _size(part))
+            have = _size(part)
+            if have > most:
+                failures = 1
+                most = have
+            else:
+                failures += 1
             if failures > len(PAUSES):
                 raise _broken(url, part, reason) from reason
             time.sleep(PAUSES[failures - 1])
 
 
 def _download(url: str, part: Path, report: Callable[[int, int], None], limit: int) -> None:
-    """Make one try."""
+    """Try once to download the rest of the file."""
     have = _size(part)
-    headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}
+    headers = {"Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
     with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
-        start, total = _what_comes(response, part, have)
+        start, total = _start_and_total(response, part, have)
         if total > limit:
             raise _too_long(url, part, limit, f"{total:,}")
         report(start, total)
@@ -73,11 +84,11 @@ def _download(url: str, part: Path, report: Callable[[int, int], None], limit: i
                 file.write(chunk)
                 report(done, total)
     if total and done != total:
-        raise _Unusable(f"{done} of {total} bytes came")
+        raise _Retry(f"the connection closed after {done} of {total} bytes")
 
 
-def _what_comes(response: requests.Response, part: Path, have: int) -> tuple[int, int]:
-    """Return the position at which the answer starts, and the bytes of the whole file (0: not known)."""
+def _start_and_total(response: requests.Response, part: Path, have: int) -> tuple[int, int]:
+    """Return the position at which the answer starts, and the bytes of the whole file (0: unknown)."""
     status = response.status_code
     if status == 200:
         length = response.headers.get("Content-Length", "")
@@ -86,10 +97,10 @@ def _what_comes(response: requests.Response, part: Path, have: int) -> tuple[int
         found = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+)", response.headers.get("Content-Range", ""))
         if found and int(found[1] or found[2]) == have:
             return have, int(found[2])
-        part.unlink()  # it is longer than the file, or not what the server would go on with
-        raise _Unusable(f"the server answered {status} to a request for the rest")
+        part.unlink()  # it is longer than the file, or the server would start elsewhere
+        raise _Retry(f"the server answered {status} to a request for the rest")
     if status in (408, 425, 429) or status >= 500:
-        raise _Unusable(f"the server answered {status} {response.reason}")
+        raise _Retry(f"the server answered {status} {response.reason}")
     raise DataError(
         f"{response.url}: the server answered {status} {response.reason}; the file may have moved.",
         path=response.url,
@@ -99,15 +110,15 @@ def _what_comes(response: requests.Response, part: Path, have: int) -> tuple[int
 
 
 def _too_long(url: str, part: Path, limit: int, got: str) -> DataError:
-    """Return the error for more bytes than the file can have; what came of them is removed."""
+    """Remove the downloaded bytes and return the error for a file that is longer than it can be."""
     part.unlink(missing_ok=True)
     allowed = f"at most {limit:,} bytes"
-    message = f"{url}: expected {allowed}, got {got}. What came was removed; the published file may have changed."
+    message = f"{url}: expected {allowed}, got {got}. The download was removed; the published file may have changed."
     return DataError(message, path=url, allowed=allowed, got=got)
 
 
 def _broken(url: str, part: Path, reason: Exception) -> DataError:
-    """Return the error for a connection that could not be made, or broke too often."""
+    """Return the error for a connection that failed, or broke too often."""
     root: BaseException = reason
     while root.__context__ is not None:
         root = root.__context__
@@ -115,9 +126,12 @@ def _broken(url: str, part: Path, reason: Exception) -> DataError:
     host = urlsplit(url).netloc
     have = _size(part)
     if have:
-        message = f"the connection to {host} broke ({text}); {have:,} bytes are there. The same command goes on there."
+        message = (
+            f"the connection to {host} broke ({text}) after {have:,} bytes. "
+            "Run the same command again to resume the download."
+        )
     else:
-        by_hand = f"Without a network: put {url} into '{part.parent}'."
+        by_hand = f"Without a network, put {url} into '{part.parent}'."
         message = f"{host} cannot be reached or does not answer ({text}). {by_hand}"
     return DataError(message, path=url, got=text)
 

@@ -1,4 +1,4 @@
-"""Unpack archives from elsewhere: plain files only, inside one folder, no more than expected."""
+"""Safe unpacking of archives: plain files only, inside one folder, at most a given size."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MAX_FILES = 500_000
 
 _CHUNK = 2**20
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
-_IMPOSSIBLE = re.compile(r'[\x00-\x1f\x7f\\:*?"<>|]')  # in names on some system
+_FORBIDDEN = re.compile(r'[\x00-\x1f\x7f\\:*?"<>|]')  # characters that some system does not allow in names
 
 
 class _Member(NamedTuple):
     name: str
     plain: bool
-    """Neither a link nor a device; a folder is not a member."""
+    """Whether it is a plain file, not a link or a device. Folders are not members."""
     open: Callable[[], IO[bytes] | None]
 
 
@@ -39,19 +39,19 @@ def unpack(
     last: Callable[[Path], bool] = lambda path: False,
     report: Callable[[int], None] = lambda files: None,
 ) -> None:
-    """Unpack into a temporary folder beside ``target``'s content, then move each file to its place, replacing others.
+    """Unpack into a temporary folder inside ``target``, then move each file to its place, replacing existing files.
 
     Args:
         archive: the file.
         kind: ``tar`` (compressed or not) or ``zip``.
         target: existing folder.
         max_bytes: most bytes that the files may have together.
-        strip: leading folder of the names that is left out.
-        last: says of a path which files are moved after all others.
-        report: called with the number of files that are unpacked.
+        strip: leading folder to remove from the names.
+        last: returns whether the file of a path is moved after all others.
+        report: called with the number of unpacked files.
 
     Raises:
-        DataError: the archive is damaged, or holds a link, a device, a name that leads outside, or too much.
+        DataError: the archive is damaged, too large, or holds a link, a device or a name that leads outside.
         OSError: a file cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix=".unpack-", dir=target) as name:
@@ -71,7 +71,8 @@ def _extract(
     """Write the files and return their paths relative to the folder."""
     places: list[Path] = []
     left = max_bytes
-    for member in (_tar_members if kind == "tar" else _zip_members)(archive):
+    members = _tar_members(archive) if kind == "tar" else _zip_members(archive)
+    for member in members:
         place = _place(archive, member, strip)
         path = folder / place
         if len(places) == MAX_FILES:
@@ -80,20 +81,24 @@ def _extract(
         try:
             file = path.open("xb")
         except FileExistsError:
-            raise _refuse(archive, "names that differ", repr(member.name)) from None
-        with file, member.open() or _nothing(archive, member) as source:
-            while chunk := source.read(min(_CHUNK, left + 1)):
-                left -= len(chunk)
-                if left < 0:
-                    raise _refuse(archive, f"at most {max_bytes} bytes when unpacked", "more")
-                file.write(chunk)
+            raise _refuse(archive, "each name once", repr(member.name)) from None
+        with file:
+            opened = member.open()
+            if opened is None:
+                raise _refuse(archive, "plain files only", repr(member.name))
+            with opened as source:
+                while chunk := source.read(min(_CHUNK, left + 1)):
+                    left -= len(chunk)
+                    if left < 0:
+                        raise _refuse(archive, f"at most {max_bytes} bytes when unpacked", "more")
+                    file.write(chunk)
         places.append(place)
         report(len(places))
     return places
 
 
 def _tar_members(archive: Path) -> Iterator[_Member]:
-    """Yield the members of a tar archive in their order, without its folders."""
+    """Yield the members of a tar archive in their order, without folders."""
     with tarfile.open(archive, "r|*") as tar:
         for info in tar:
             if not info.isdir():
@@ -101,20 +106,20 @@ def _tar_members(archive: Path) -> Iterator[_Member]:
 
 
 def _zip_members(archive: Path) -> Iterator[_Member]:
-    """Yield the members of a zip archive in their order, without its folders."""
+    """Yield the members of a zip archive in their order, without folders."""
     with zipfile.ZipFile(archive) as packed:
         for info in packed.infolist():
             if not info.filename.endswith("/"):  # is_dir() fails for an empty name
-                kind = info.external_attr >> 28  # of a file on Unix: 8 is a plain file; 0 where it was made elsewhere
+                kind = info.external_attr >> 28  # on Unix 8 is a plain file; 0 where the archive was made elsewhere
                 yield _Member(info.filename, kind in (0, 8), lambda info=info: packed.open(info))  # type: ignore[misc]
 
 
 def _place(archive: Path, member: _Member, strip: str) -> Path:
-    """Return where a member goes, relative to the target."""
+    """Return the path of a member, relative to the target."""
     if not member.plain:
         raise _refuse(archive, "plain files only", f"a link or device named {member.name!r}")
     parts = [part for part in member.name.split("/") if part != "."]
-    if not all(parts) or ".." in parts or _IMPOSSIBLE.search(member.name):
+    if not all(parts) or ".." in parts or _FORBIDDEN.search(member.name):
         raise _refuse(archive, "names of files within a folder", repr(member.name))
     if strip and parts[0] == strip:
         parts = parts[1:]
@@ -122,9 +127,6 @@ def _place(archive: Path, member: _Member, strip: str) -> Path:
         raise _refuse(archive, "names of files within a folder", repr(member.name))
     return Path(*parts)
 
-
-def _nothing(archive: Path, member: _Member) -> IO[bytes]:
-    raise _refuse(archive, "plain files only", repr(member.name))
 
 
 def _refuse(archive: Path, allowed: str, got: str) -> DataError:

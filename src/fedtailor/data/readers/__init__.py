@@ -1,1 +1,1 @@
-"""Readers of the files of known data sets."""
+"""Readers of file formats that known data sets use."""

@@ -1,4 +1,4 @@
-"""Reading the files of a data set: bounded in size, with their SHA-256, and errors that name them."""
+"""Helpers to read the files of a data set: a size limit, the SHA-256, and errors that name the file."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fedtailor.core.errors import DataError
 from fedtailor.data.download.sources import DOWNLOADS
 
 MAX_BYTES = 2**30
-"""Largest file, and largest content of a compressed file, that is read (EMNIST by class has 547 MB of images)."""
+"""Most bytes of a file, and of the content of a compressed file (EMNIST by class has 547 MB of images)."""
 
 
 def read_bytes(path: Path, sources: dict[str, str], *, folder: Path) -> bytes:
-    """Return the content of a file and note its SHA-256 in ``sources`` under its path within ``folder``.
+    """Return the content of a file and write its SHA-256 to ``sources`` under its path within ``folder``.
 
     Raises:
-        DataError: it cannot be read, or is larger than ``MAX_BYTES``.
+        DataError: the file cannot be read, or is larger than ``MAX_BYTES``.
     """
     try:
         size = path.stat().st_size
@@ -30,12 +30,12 @@ def read_bytes(path: Path, sources: dict[str, str], *, folder: Path) -> bytes:
 
 
 def missing(dataset: str, folder: Path, places: list[Path]) -> DataError:
-    """Return the error for a data set none of whose ``places`` holds a file; ``folder`` is the data folder."""
+    """Return the error for a data set without a file at any of ``places``; ``folder`` is the data folder."""
     first, *others = places
     also = "".join(f" or '{other.relative_to(folder).as_posix()}'" for other in others)
-    how = f"; or download it with: fedtailor data fetch {dataset}" if dataset in DOWNLOADS else ""
+    how = f", or download it with: fedtailor data fetch {dataset}" if dataset in DOWNLOADS else ""
     return DataError(
-        f"data set '{dataset}': file '{first.name}' was looked for in {first.parent} and is not there. "
+        f"data set '{dataset}': file '{first.name}' was not found in {first.parent}. "
         f"Give the folder that holds '{first.relative_to(folder).as_posix()}'{also} "
         f"with --data-dir or in the environment variable FEDTAILOR_DATA{how}.",
         key="data.dir",
@@ -46,5 +46,5 @@ def missing(dataset: str, folder: Path, places: list[Path]) -> DataError:
 
 
 def damaged(path: Path, allowed: str, got: str) -> DataError:
-    """Return the error for a file that does not hold what it should."""
+    """Return the error for a file with other content than expected."""
     return DataError(f"{path}: expected {allowed}, got {got}.", path=str(path), allowed=allowed, got=got)

@@ -1,10 +1,11 @@
-"""Arrays of numbers in MATLAB files of version 5 to 7.2.
+"""Reader of arrays of numbers in MATLAB files of version 5 to 7.2.
 
-A file is a header of 128 bytes and elements: type, length, content; a variable is an element of elements (flags,
-dimensions, name, values), mostly compressed by zlib. MathWorks, "MAT-File Format".
+A file is a header of 128 bytes and elements: type, length, content. A variable is an element of elements (flags,
+dimensions, name, values), usually compressed by zlib. MathWorks, "MAT-File Format".
 
-SciPy's reader is not used: up to its version 1.17 it takes types in a file as indices unchecked, so that one wrong
-byte ends the process, and it sets memory aside for whatever length a file announces.
+SciPy's reader is not used: up to version 1.17 it takes types from the file as indices without a check, so that a
+single wrong byte can end the process or read foreign memory (13 of 400 files with two random bytes ended it), and it
+allocates the length that a file announces. Only SVHN has a published checksum that would exclude such files.
 """
 
 from __future__ import annotations
@@ -21,21 +22,24 @@ import numpy as np
 from fedtailor.core.errors import DataError
 from fedtailor.data.readers import files
 
-_MATRIX, _COMPRESSED = 14, 15
+_INT8 = 1
+_INT32 = 5
+_UINT32 = 6
+_MATRIX = 14
+_COMPRESSED = 15
+_TYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _NUMERIC_CLASSES = range(6, 16)  # double to unsigned 64-bit; below are cells, structures, objects, text, sparse
 _COMPLEX = 0x0800
-_TYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
-_INT8, _INT32, _UINT32 = 1, 5, 6
 _CHUNK = 2**20
 
 
 def read_arrays(stream: BinaryIO, path: Path, names: Collection[str], *, max_bytes: int) -> dict[str, np.ndarray]:
-    """Return the arrays called ``names``, as stored (MATLAB stores whole numbers in small types); skip all others.
+    """Return the arrays called ``names``, with the types of the file (MATLAB stores whole numbers in small types).
 
-    Memory follows what is really there, not what the file announces, and ends at ``max_bytes`` per array.
+    Memory grows with the bytes that are read, not with what the file announces, up to ``max_bytes`` per array.
 
     Raises:
-        DataError: damaged, of another version, too large, or without one of the arrays.
+        DataError: the file is damaged, of another version or too large, or lacks one of the arrays.
     """
     _check_version(stream.read(128), path)
     found: dict[str, np.ndarray] = {}
@@ -47,7 +51,7 @@ def read_arrays(stream: BinaryIO, path: Path, names: Collection[str], *, max_byt
                 raise _broken(path, f"an element of type {kind}")
             element = _Element(stream, size, path, compressed=kind == _COMPRESSED)
             if kind == _COMPRESSED and element.tag()[0] != _MATRIX:
-                raise _broken(path, "a compressed element that is no variable")
+                raise _broken(path, "a compressed element that is not a variable")
             name, array = _read_variable(element, path, names, max_bytes)
             if name in found:
                 raise _broken(path, f"'{name}' a second time")
@@ -63,10 +67,11 @@ def read_arrays(stream: BinaryIO, path: Path, names: Collection[str], *, max_byt
 
 
 def _check_version(header: bytes, path: Path) -> None:
-    """Refuse what is not of version 5 to 7.2, least significant byte first."""
-    if header[124:] == b"\x00\x01IM":
+    """Refuse every version but 5 to 7.2 in little-endian byte order."""
+    version = header[124:]
+    if version == b"\x00\x01IM":
         return
-    got = "version 7.3 (HDF5): save it with '-v7'" if header[124:] == b"\x00\x02IM" else "something else"
+    got = "version 7.3 (HDF5): save it with '-v7'" if version == b"\x00\x02IM" else "something else"
     raise files.damaged(path, "a MATLAB file of version 5 to 7.2", got)
 
 
@@ -75,7 +80,7 @@ def _broken(path: Path, got: str) -> DataError:
 
 
 class _Element:
-    """The content of one element of a file, decompressed where it is compressed, read piece by piece."""
+    """The content of one element of a file, decompressed and read piece by piece."""
 
     def __init__(self, stream: BinaryIO, size: int, path: Path, *, compressed: bool) -> None:
         self._stream = stream
@@ -88,7 +93,7 @@ class _Element:
         """Return ``size`` bytes.
 
         Raises:
-            DataError: there are not so many.
+            DataError: the element has fewer.
         """
         pieces = []
         while size:
@@ -100,7 +105,7 @@ class _Element:
         return b"".join(pieces)
 
     def _some(self, size: int) -> bytes:
-        """Return at least one and at most ``size`` bytes; none at the end."""
+        """Return between one and ``size`` bytes, or none at the end."""
         if self._inflate is None:
             return self._raw(size)
         while True:
@@ -119,10 +124,10 @@ class _Element:
         return piece
 
     def tag(self) -> tuple[int, int, bytes | None]:
-        """Return type and length of the element that follows, and its content where the tag itself holds it."""
+        """Return type and length of the next element, and its content if the tag itself holds it."""
         raw = self.read(8)
         kind, size = struct.unpack("<II", raw)
-        if kind >> 16:  # at most four bytes: their number in the upper half, then they
+        if kind >> 16:  # a short element: its length is in the upper half, and up to four bytes follow
             size = kind >> 16
             if size > 4:
                 raise _broken(self._path, f"a short element of {size} bytes")
@@ -130,14 +135,17 @@ class _Element:
         return kind, size, None
 
     def short(self, kind: int, most: int) -> bytes:
-        """Return the content of the element that follows, of that type and at most ``most`` bytes."""
+        """Return the content of the next element, which must have that type and at most ``most`` bytes."""
         got, size, content = self.tag()
         if got != kind or size > most:
             raise _broken(self._path, f"type {got} with {size} bytes in place of type {kind}")
-        return content if content is not None else self.read(size + -size % 8)[:size]
+        if content is not None:
+            return content
+        padded = size + -size % 8
+        return self.read(padded)[:size]
 
     def finish(self) -> None:
-        """Check that nothing but padding follows; zlib compares its checksum on the way."""
+        """Check that only padding follows; on the way zlib compares its checksum."""
         rest = 0
         while rest < 8 and (piece := self._some(8)):
             rest += len(piece)
@@ -148,7 +156,7 @@ class _Element:
 def _read_variable(
     element: _Element, path: Path, names: Collection[str], max_bytes: int
 ) -> tuple[str, np.ndarray | None]:
-    """Return name and array of a variable; no array where it is none of numbers, or not among ``names``."""
+    """Return name and array of a variable; no array if it does not hold numbers or is not among ``names``."""
     (flags,) = struct.unpack("<I4x", element.short(_UINT32, 8))
     if flags & 0xFF not in _NUMERIC_CLASSES:
         return "", None

@@ -1,4 +1,4 @@
-"""The image files of a known data set: decoded to RGB of 8 bits, bounded in size, with errors that name the file."""
+"""Reader of image files: decoded to 8-bit RGB, limited in size, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedtailor.data.readers import files
 
 _MAX_BYTES = 64 * 2**20
 _MAX_PIXELS = 80_000_000  # 240 MB in RGB; a file of a few kilobytes can announce more than any memory holds
-_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # not those of more than 8 bits
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # modes of at most 8 bits per channel
 
 
 def list_pictures(place: Path, suffix: str) -> list[Path]:
-    """Return the files of a folder whose names end in ``suffix``, sorted by name; hidden files are left out."""
+    """Return the files of a folder whose names end in ``suffix``, sorted by name, without hidden files."""
     return sorted(place.glob(f"[!.]*{suffix}"))
 
 
@@ -32,28 +32,28 @@ def read_pictures(
     formats: tuple[str, ...],
     fit: Callable[[Image.Image, Path], Image.Image],
 ) -> tuple[np.ndarray, str]:
-    """Read image files as RGB: gray is repeated, transparency ignored, of several frames the first is taken.
+    """Read image files as RGB; gray is repeated, transparency is ignored, and only the first frame is read.
 
-    Orientation in EXIF data is not applied. Decoders of JPEG may differ by a gray level between versions of Pillow.
+    The orientation in EXIF data is not applied. JPEG decoders may differ by one gray level between versions of Pillow.
 
     Args:
         paths: files, in the order of the rows.
         folder: the data folder.
         side: height and width of the result.
         formats: names of formats that Pillow may try, whatever the name of the file.
-        fit: gets an image in RGB and its path and returns one of ``side`` x ``side`` pixels.
+        fit: takes an image in RGB and its path, and returns an image of ``side`` x ``side`` pixels.
 
     Returns:
-        Images (rows, side, side, 3) as bytes, and a SHA-256 over path within ``folder`` and content of every file.
+        Images (rows, side, side, 3) as bytes, and a SHA-256 over the path within ``folder`` and content of every file.
 
     Raises:
-        DataError: of the first file in order that cannot be read or decoded, or is too large.
+        DataError: a file cannot be read or decoded, or is too large; the first of them in order is named.
     """
     pixels = np.empty((len(paths), side, side, 3), np.uint8)
     digest = hashlib.sha256()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's on bad metadata; sizes are checked below
-        for row, path in enumerate(paths):  # threads were tried: slower for small pictures, hardly faster for large
+        warnings.simplefilter("ignore")  # Pillow warns of bad metadata; sizes are checked below
+        for row, path in enumerate(paths):  # threads are slower for small pictures and hardly faster for large ones
             raw = _read_bytes(path)
             pixels[row] = np.asarray(fit(_decode(raw, path, formats), path))
             digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + hashlib.sha256(raw).digest())
@@ -85,5 +85,5 @@ def _decode(raw: bytes, path: Path, formats: tuple[str, ...]) -> Image.Image:
         raise
     except UnidentifiedImageError as error:
         raise files.damaged(path, allowed, "another format, or a damaged beginning") from error
-    except Exception as error:  # what Pillow raises on a damaged file can be nearly anything
+    except Exception as error:  # Pillow raises almost any exception on damaged files
         raise files.damaged(path, allowed, f"{type(error).__name__}: {error!s:.200}") from error
