@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from worlds import federation, perceptron
 
 import fedtailor
 from both_ways import key_of
+from federations import federation, perceptron
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from fedtailor.training.blocks import classification_loss, train

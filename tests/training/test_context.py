@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from worlds import federation, perceptron
 
 from both_ways import both_ways
+from federations import federation, perceptron
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from fedtailor.training.blocks import classification_loss, forward, train

@@ -22,7 +22,6 @@ from fedtailor.core.options import Range, build, check_options, check_value
 from fedtailor.core.task import Training
 from fedtailor.data.options import DataOptions
 from fedtailor.models import MODELS
-from fedtailor.simulation.engines import EngineOptions
 from fedtailor.simulation.engines.options import EngineOptions
 
 _Seed = Annotated[int, Range(ge=0, le=2**53)]
