@@ -8,11 +8,11 @@ from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.moon import Frozen, Moon, contrastive_loss
 from fedtailor.core import tree
 from fedtailor.core.errors import ConfigError
+from fedtailor.core.prediction import predict_features
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Batch, Training
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import run
-from fedtailor.training.blocks import predict_features
 from golden import harness
 from golden.network import ALL, average, cross_entropy, features, gradient, logits
 from worlds import Planned, federation, module

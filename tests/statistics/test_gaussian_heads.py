@@ -10,7 +10,7 @@ from torch.distributions import Normal, kl_divergence
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Batch
 from fedtailor.statistics import gaussian_heads as heads
-from fedtailor.training.blocks import classification_loss
+from fedtailor.training.losses import classification_loss
 from worlds import federation, module, perceptron
 
 SHAPES = {"head.weight": (3, 5), "head.bias": (3,)}

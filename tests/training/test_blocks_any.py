@@ -9,7 +9,8 @@ from both_ways import both_ways
 from fedtailor.core.noise import normal
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
-from fedtailor.training.blocks import LossOutput, cross_entropy, head_loss, train
+from fedtailor.training.blocks import LossOutput, train
+from fedtailor.training.losses import cross_entropy, head_loss
 from worlds import federation, perceptron
 
 pytestmark = pytest.mark.usefixtures("float64")

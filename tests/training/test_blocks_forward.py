@@ -7,15 +7,10 @@ import fedtailor.training.blocks as local
 import fedtailor.training.stacked
 from both_ways import both_ways, key_of, one_by_one, stacked
 from fedtailor.core.noise import uniform
+from fedtailor.core.prediction import predict_features, predict_logits
 from fedtailor.core.rng import new_key
-from fedtailor.training.blocks import (
-    cached_features,
-    cross_entropy,
-    forward,
-    predict_features,
-    predict_logits,
-    weighted_mean,
-)
+from fedtailor.training.blocks import cached_features, forward
+from fedtailor.training.losses import cross_entropy, weighted_mean
 from worlds import convolutional, federation, module, perceptron
 
 pytestmark = pytest.mark.usefixtures("float64")

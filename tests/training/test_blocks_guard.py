@@ -11,7 +11,8 @@ import fedtailor.training.blocks as local
 from both_ways import key_of, one_by_one, stacked
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
-from fedtailor.training.blocks import classification_loss, cross_entropy, forward, train
+from fedtailor.training.blocks import forward, train
+from fedtailor.training.losses import classification_loss, cross_entropy
 from fedtailor.training.phase import refuse_captured_tensors
 from worlds import federation, perceptron
 

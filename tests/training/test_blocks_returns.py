@@ -8,7 +8,9 @@ import torch
 from both_ways import key_of, one_by_one, stacked
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import LossOutput, Training
-from fedtailor.training.blocks import StepOutput, Trained, classification_loss, train
+from fedtailor.training.blocks import Trained, train
+from fedtailor.training.losses import classification_loss
+from fedtailor.training.phase import StepOutput
 from worlds import federation, perceptron
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -57,6 +57,7 @@ from fedtailor.core.federation import ClientData, ClientInfo, Cohort
 from fedtailor.core.message import Field, Mean, Messages, Reduced, Sum
 from fedtailor.core.noise import normal
 from fedtailor.core.options import Range
+from fedtailor.core.prediction import predict_features
 from fedtailor.core.rng import Key
 from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task
 from fedtailor.statistics.bottleneck import (
@@ -70,7 +71,8 @@ from fedtailor.statistics.bottleneck import (
     train_sampled_head,
 )
 from fedtailor.statistics.diagonal import class_products, kl
-from fedtailor.training.blocks import Trained, predict_features, train, weighted_mean
+from fedtailor.training.blocks import Trained, train
+from fedtailor.training.losses import weighted_mean
 from fedtailor.training.tuning import in_words
 
 

@@ -49,6 +49,7 @@ from fedtailor.core.federation import ClientData, ClientInfo, Cohort
 from fedtailor.core.message import Field, Mean, Messages, Reduced
 from fedtailor.core.noise import uniform
 from fedtailor.core.options import Range
+from fedtailor.core.prediction import predict_features
 from fedtailor.core.rng import Key
 from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task
 from fedtailor.statistics.gaussian import (
@@ -63,7 +64,8 @@ from fedtailor.statistics.gaussian import (
     scatter_about,
     smooth_prior,
 )
-from fedtailor.training.blocks import cached_features, cross_entropy, predict_features, train
+from fedtailor.training.blocks import cached_features, train
+from fedtailor.training.losses import cross_entropy
 
 _SHRINKAGE = 1e-4  # of a covariance, before every solve
 _SPREAD = 0.1  # initial means are uniform within this distance of 0

@@ -45,6 +45,7 @@ from fedtailor.core.federation import ClientData
 from fedtailor.core.message import Field, Mean, Messages
 from fedtailor.core.noise import normal
 from fedtailor.core.options import Range
+from fedtailor.core.prediction import predict_features
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, Batch, LossOutput, Params, Task
 from fedtailor.statistics.bottleneck import (
@@ -55,7 +56,8 @@ from fedtailor.statistics.bottleneck import (
     train_sampled_head,
 )
 from fedtailor.statistics.diagonal import kl
-from fedtailor.training.blocks import predict_features, train, weighted_mean
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import weighted_mean
 from fedtailor.training.tuning import FineTuned, in_words, untuned
 
 Server = dict[str, Params]

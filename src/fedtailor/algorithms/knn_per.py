@@ -33,9 +33,11 @@ from fedtailor.core.federation import ClientData
 from fedtailor.core.message import Mean
 from fedtailor.core.options import Range
 from fedtailor.core.per_example import PerExample
+from fedtailor.core.prediction import predict_features
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Batch, Params, Task
-from fedtailor.training.blocks import cached_features, classification_loss, forward, predict_features, train
+from fedtailor.training.blocks import cached_features, forward, train
+from fedtailor.training.losses import classification_loss
 
 Server = dict[str, Params]
 

@@ -39,7 +39,9 @@ from fedtailor.core.message import Field, Mean, Messages
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, TRAINED, Batch, Params, Task
-from fedtailor.training.blocks import StepOutput, classification_loss, model_gradient, train
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import classification_loss, model_gradient
+from fedtailor.training.phase import StepOutput
 from fedtailor.training.tuning import FineTuned, in_words, untuned
 
 Server = dict[str, Params]

@@ -35,8 +35,9 @@ from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, TRAINED, Batch, Params, Task
 from fedtailor.statistics.gaussian_heads import HeadPosterior, divergence_between, expected_loss, raw_of
-from fedtailor.training.blocks import StepOutput, Trained, train
+from fedtailor.training.blocks import Trained, train
 from fedtailor.training.optimizer import Moments, adam_step
+from fedtailor.training.phase import StepOutput
 
 
 class State(NamedTuple):

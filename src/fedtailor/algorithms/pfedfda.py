@@ -45,6 +45,7 @@ from fedtailor.core.federation import ClientData, ClientInfo, Cohort, ExampleSet
 from fedtailor.core.message import Field, Mean, Messages, Reduced
 from fedtailor.core.noise import row_words, uniform
 from fedtailor.core.options import Range
+from fedtailor.core.prediction import predict_features
 from fedtailor.core.rng import Key
 from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task
 from fedtailor.statistics.gaussian import (
@@ -59,7 +60,8 @@ from fedtailor.statistics.gaussian import (
     nearest_pd,
     smooth_prior,
 )
-from fedtailor.training.blocks import cached_features, cross_entropy, predict_features, train
+from fedtailor.training.blocks import cached_features, train
+from fedtailor.training.losses import cross_entropy
 
 _SHRINKAGE = 1e-4  # of a covariance, before every solve (C)
 

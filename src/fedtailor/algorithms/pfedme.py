@@ -37,7 +37,9 @@ from fedtailor.core.message import Field, Mean, Messages, Reduced
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import TRAINED, Batch, Params, Task
-from fedtailor.training.blocks import StepOutput, Trained, model_gradient, train
+from fedtailor.training.blocks import Trained, train
+from fedtailor.training.losses import model_gradient
+from fedtailor.training.phase import StepOutput
 from fedtailor.training.tuning import FineTuned, untuned
 
 Server = dict[str, Params]

@@ -52,6 +52,7 @@ from fedtailor.core.federation import ClientData, ClientInfo, Cohort
 from fedtailor.core.message import Field, Mean, Messages, Reduced
 from fedtailor.core.noise import normal
 from fedtailor.core.options import Range
+from fedtailor.core.prediction import predict_features
 from fedtailor.core.rng import Key
 from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task, Training
 from fedtailor.statistics.gaussian_heads import (
@@ -65,7 +66,8 @@ from fedtailor.statistics.gaussian_heads import (
     raw_of,
     squares,
 )
-from fedtailor.training.blocks import cached_features, predict_features, train, weighted_mean
+from fedtailor.training.blocks import cached_features, train
+from fedtailor.training.losses import weighted_mean
 from fedtailor.training.tuning import in_words
 
 _HEAD_MOMENTUM = 0.9
