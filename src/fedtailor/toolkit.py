@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedtailor.core.algorithm import ModelState as ModelState
     from fedtailor.core.algorithm import Onboarded as Onboarded
     from fedtailor.core.algorithm import OneGlobalModel as OneGlobalModel
+    from fedtailor.core.errors import ConfigError as ConfigError
     from fedtailor.core.federation import ClientData as ClientData
     from fedtailor.core.federation import ClientInfo as ClientInfo
     from fedtailor.core.federation import Cohort as Cohort
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from fedtailor.core.prediction import predict_features as predict_features
     from fedtailor.core.prediction import predict_logits as predict_logits
     from fedtailor.core.rng import Key as Key
+    from fedtailor.core.rng import new_key as new_key
     from fedtailor.core.task import ALL as ALL
     from fedtailor.core.task import BODY as BODY
     from fedtailor.core.task import TRAINED as TRAINED
@@ -86,6 +88,7 @@ HOMES = {
     "ClientInfo": "core.federation",
     "ClientUpdate": "core.algorithm",
     "Cohort": "core.federation",
+    "ConfigError": "core.errors",
     "Download": "core.algorithm",
     "Each": "core.message",
     "ExampleSet": "core.federation",
@@ -119,6 +122,7 @@ HOMES = {
     "cross_entropy": "training.losses",
     "fine_tune": "training.tuning",
     "forward": "training.blocks",
+    "new_key": "core.rng",
     "normal": "core.noise",
     "predict_features": "core.prediction",
     "predict_logits": "core.prediction",

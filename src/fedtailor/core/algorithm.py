@@ -79,7 +79,7 @@ class Algorithm(ABC, Generic[S, C, P]):
     """Clients that train in a round, unless the schedule says otherwise: the ``cohort``, or ``all`` of them while the
     cohort uploads."""
     requires_upload: ClassVar[bool] = False
-    """Whether a client's state is wrong unless its upload reaches the server: nobody outside the cohort may train then."""
+    """Whether a client's state is wrong unless its upload reaches the server; then only the cohort may train."""
     primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "personalized"
     """The evaluation point at which the method is meant to be judged."""
 
