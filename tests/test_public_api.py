@@ -6,19 +6,11 @@ import sys
 import pytest
 
 import fedtailor
+from fedtailor import toolkit
 
 PUBLIC = {
-    "Algorithm",
-    "ClientUpdate",
     "Config",
-    "Each",
     "FedtailorError",
-    "Field",
-    "Mean",
-    "Onboarded",
-    "Sum",
-    "Task",
-    "Training",
     "__version__",
     "check_algorithm",
     "from_module",
@@ -26,6 +18,7 @@ PUBLIC = {
     "make_config",
     "read_run",
     "run",
+    *toolkit.__all__,
 }
 
 
@@ -42,7 +35,19 @@ def test_unknown_names_are_attribute_errors():
 
 
 def test_every_public_name_has_a_docstring():
-    for name in PUBLIC - {"__version__"}:
+    constants = {
+        "Adaptation",
+        "Layers",
+        "Messages",
+        "Params",
+        "ALL",
+        "BODY",
+        "TRAINED",
+        "CLASS_FREQUENCIES",
+        "CLOSED_FORM",
+        "__version__",
+    }
+    for name in PUBLIC - constants:
         assert getattr(fedtailor, name).__doc__, name
 
 

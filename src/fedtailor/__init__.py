@@ -33,21 +33,88 @@ _HOMES = {
     "run": "experiment.run",
 }
 
-__all__ = ["__version__", *_HOMES]
+_TOOLKIT = (
+    "ALL",
+    "BODY",
+    "CLASS_FREQUENCIES",
+    "CLOSED_FORM",
+    "TRAINED",
+    "Adaptation",
+    "Algorithm",
+    "Batch",
+    "ChoiceOfModel",
+    "ClientData",
+    "ClientInfo",
+    "ClientUpdate",
+    "Cohort",
+    "ConfigError",
+    "Download",
+    "Each",
+    "ExampleSet",
+    "Field",
+    "FineTuned",
+    "FineTuning",
+    "Key",
+    "Layers",
+    "LossOutput",
+    "Mean",
+    "Messages",
+    "ModelState",
+    "NearestNeighbors",
+    "Onboarded",
+    "OneGlobalModel",
+    "Params",
+    "PerExample",
+    "ProximalSolve",
+    "Range",
+    "Reduced",
+    "RoundOfTraining",
+    "StepOutput",
+    "Sum",
+    "Task",
+    "Trained",
+    "Training",
+    "WithoutTraining",
+    "bottleneck",
+    "cached_features",
+    "classification_loss",
+    "cross_entropy",
+    "diagonal",
+    "fine_tune",
+    "forward",
+    "gaussian",
+    "gaussian_heads",
+    "losses",
+    "new_key",
+    "normal",
+    "optimizer",
+    "predict_features",
+    "predict_logits",
+    "row_words",
+    "train",
+    "train_head",
+    "train_rounds",
+    "tree",
+    "uniform",
+    "untuned",
+    "weighted_mean",
+)
+"""The names of ``fedtailor.toolkit``, in a list of their own so that listing them imports nothing."""
+
+__all__ = ["__version__", *_HOMES, *_TOOLKIT]
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_"):  # asked for by Python itself, for example by the import system
+    if name in _HOMES:
+        home = _HOMES[name]
+    elif name in _TOOLKIT:
+        home = "toolkit"
+    else:
         raise AttributeError(f"module 'fedtailor' has no attribute '{name}'")
-    home = _HOMES.get(name, "toolkit")
-    module = importlib.import_module(f"fedtailor.{home}")
-    if name not in _HOMES and name not in module.__all__:
-        raise AttributeError(f"module 'fedtailor' has no attribute '{name}'")
-    value = getattr(module, name)
+    value = getattr(importlib.import_module(f"fedtailor.{home}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    toolkit = importlib.import_module("fedtailor.toolkit")
-    return sorted({*globals(), *_HOMES, *toolkit.__all__})
+    return sorted({*globals(), *__all__})
