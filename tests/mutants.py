@@ -15,7 +15,8 @@ from fedtailor.core.message import Field, Mean
 from fedtailor.core.options import Range
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import LossOutput
-from fedtailor.training.blocks import classification_loss, train
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import classification_loss
 
 
 def shifted(update, number):

@@ -7,19 +7,11 @@ import pytest
 
 import api_page
 import fedtailor
+from fedtailor import toolkit
 
 PUBLIC = {
-    "Algorithm",
-    "ClientUpdate",
     "Config",
-    "Each",
     "FedtailorError",
-    "Field",
-    "Mean",
-    "Onboarded",
-    "Sum",
-    "Task",
-    "Training",
     "__version__",
     "check_algorithm",
     "from_module",
@@ -27,6 +19,7 @@ PUBLIC = {
     "make_config",
     "read_run",
     "run",
+    *toolkit.__all__,
 }
 
 

@@ -1,6 +1,7 @@
 """Personalized federated learning: one model per client, without moving data.
 
-Names are imported when they are first used, so that ``fedtailor --help`` starts without torch.
+Besides the names below, every name of :mod:`fedtailor.toolkit` can be imported from here. Names are imported when they
+are first used, so that ``fedtailor --help`` starts without torch.
 """
 
 from __future__ import annotations
@@ -11,16 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fedtailor.core.algorithm import Algorithm as Algorithm
-    from fedtailor.core.algorithm import ClientUpdate as ClientUpdate
-    from fedtailor.core.algorithm import Onboarded as Onboarded
     from fedtailor.core.errors import FedtailorError as FedtailorError
-    from fedtailor.core.message import Each as Each
-    from fedtailor.core.message import Field as Field
-    from fedtailor.core.message import Mean as Mean
-    from fedtailor.core.message import Sum as Sum
-    from fedtailor.core.task import Task as Task
-    from fedtailor.core.task import Training as Training
     from fedtailor.experiment.config import Config as Config
     from fedtailor.experiment.config import load_config as load_config
     from fedtailor.experiment.config import make_config as make_config
@@ -28,19 +20,11 @@ if TYPE_CHECKING:
     from fedtailor.experiment.run import run as run
     from fedtailor.models.module import from_module as from_module
     from fedtailor.testing.check import check_algorithm as check_algorithm
+    from fedtailor.toolkit import *  # noqa: F403
 
 _HOMES = {
-    "Algorithm": "core.algorithm",
-    "ClientUpdate": "core.algorithm",
     "Config": "experiment.config",
-    "Each": "core.message",
     "FedtailorError": "core.errors",
-    "Field": "core.message",
-    "Mean": "core.message",
-    "Onboarded": "core.algorithm",
-    "Sum": "core.message",
-    "Task": "core.task",
-    "Training": "core.task",
     "check_algorithm": "testing.check",
     "from_module": "models.module",
     "load_config": "experiment.config",
@@ -49,16 +33,88 @@ _HOMES = {
     "run": "experiment.run",
 }
 
-__all__ = ["__version__", *_HOMES]
+_TOOLKIT = (
+    "ALL",
+    "BODY",
+    "CLASS_FREQUENCIES",
+    "CLOSED_FORM",
+    "TRAINED",
+    "Adaptation",
+    "Algorithm",
+    "Batch",
+    "ChoiceOfModel",
+    "ClientData",
+    "ClientInfo",
+    "ClientUpdate",
+    "Cohort",
+    "ConfigError",
+    "Download",
+    "Each",
+    "ExampleSet",
+    "Field",
+    "FineTuned",
+    "FineTuning",
+    "Key",
+    "Layers",
+    "LossOutput",
+    "Mean",
+    "Messages",
+    "ModelState",
+    "NearestNeighbors",
+    "Onboarded",
+    "OneGlobalModel",
+    "Params",
+    "PerExample",
+    "ProximalSolve",
+    "Range",
+    "Reduced",
+    "RoundOfTraining",
+    "StepOutput",
+    "Sum",
+    "Task",
+    "Trained",
+    "Training",
+    "WithoutTraining",
+    "bottleneck",
+    "cached_features",
+    "classification_loss",
+    "cross_entropy",
+    "diagonal",
+    "fine_tune",
+    "forward",
+    "gaussian",
+    "gaussian_heads",
+    "losses",
+    "new_key",
+    "normal",
+    "optimizer",
+    "predict_features",
+    "predict_logits",
+    "row_words",
+    "train",
+    "train_head",
+    "train_rounds",
+    "tree",
+    "uniform",
+    "untuned",
+    "weighted_mean",
+)
+"""The names of ``fedtailor.toolkit``, in a list of their own so that listing them imports nothing."""
+
+__all__ = ["__version__", *_HOMES, *_TOOLKIT]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name in _HOMES:
+        home = _HOMES[name]
+    elif name in _TOOLKIT:
+        home = "toolkit"
+    else:
         raise AttributeError(f"module 'fedtailor' has no attribute '{name}'")
-    value = getattr(importlib.import_module(f"fedtailor.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(f"fedtailor.{home}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *__all__})

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core import tree
-from fedtailor.training.blocks import weighted_mean
+from fedtailor.training.losses import weighted_mean
 from fedtailor.core.options import Range
 from fedtailor.core.task import LossOutput
 """

@@ -45,7 +45,7 @@ def test_two_rounds(recorder, training):
         trained = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
-            harness.assert_close(visit.shared["model"], w)
+            harness.assert_close(visit.shared.model, w)
             x, y = harness.examples(world, client)
             (batches,) = visit.plans
             assert_batches(batches, len(y), training.batch_size or len(y))

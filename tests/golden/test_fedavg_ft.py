@@ -23,7 +23,7 @@ def test_two_rounds(recorder, training, finetune, names):
         trained = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
-            harness.assert_close(visit.shared["model"], w)
+            harness.assert_close(visit.shared.model, w)
             trained.append(sgd(w, *harness.examples(world, client), visit.plans[0], training)[0])
         w = average(trained, SIZES)
         for client in (0, 1):

@@ -8,7 +8,7 @@ import torch
 
 from federations import TASKS, federation
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.fedcr import FedCR, Global, alignment_loss
+from fedtailor.algorithms.fedcr import FedCR, ServerState, alignment_loss
 from fedtailor.algorithms.local import Local
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Cohort
@@ -67,7 +67,7 @@ def received(parts):
 
 def test_a_class_that_nobody_has_stays_and_others_become_sharper_with_every_expert():
     one = replace(ONE, aggregate_body=False)
-    old = Global((), torch.full((CLASSES, V), 7.0), torch.full((CLASSES, V), 0.3))
+    old = ServerState((), torch.full((CLASSES, V), 7.0), torch.full((CLASSES, V), 0.3))
     last = torch.ones(V)
     for count in (1, 2, 5):
         new, _ = one.aggregate(old, received([(4.0, 3.0, (0, 1))] * count), Cohort(torch.arange(count), 9, 1, 1))
@@ -81,7 +81,7 @@ def test_a_class_that_nobody_has_stays_and_others_become_sharper_with_every_expe
 def test_an_old_product_is_forgotten_and_vague_experts_leave_the_prior():
     one = replace(ONE, aggregate_body=False)
     parts = received([(1e-9, 100.0, (0, 1, 2))])
-    old = Global((), torch.full((CLASSES, V), 7.0), torch.full((CLASSES, V), 0.3))
+    old = ServerState((), torch.full((CLASSES, V), 7.0), torch.full((CLASSES, V), 0.3))
     new, _ = one.aggregate(old, parts, Cohort(torch.arange(1), 9, 1, 1))
     assert (new.stds <= 1).all() and (new.stds > 1 - 1e-8).all() and (new.means.abs() < 1e-6).all()
 

@@ -12,7 +12,7 @@ from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.feddyn import FedDyn
 from fedtailor.algorithms.fedprox import FedProx
 from fedtailor.core import tree
-from fedtailor.core.algorithm import Download
+from fedtailor.core.algorithm import Download, ModelState
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
@@ -62,8 +62,8 @@ def test_four_rounds(recorder, monkeypatch, training, alpha):
         trained = []
         for client in report.cohort:
             visit = recorder.visit(report.round, "train", client)
-            assert set(visit.shared) == {"model"}
-            harness.assert_close(visit.shared["model"], w)
+            assert visit.shared._fields == ("model",)
+            harness.assert_close(visit.shared.model, w)
             (batches,) = visit.plans
             x, y = harness.examples(world, client)
             new, loss = regularized_sgd(w, x, y, batches, training, alpha, own[client])
@@ -175,7 +175,7 @@ def test_no_step_no_change():
     task = world.common_task
     model = one.init_server(task, new_key(0)).model
     state = tree.map(lambda leaf: leaf + 0.2, one.init_client(task, world.info(1), new_key(0)))
-    update = one.local_update(task, Download({"model": model}), state, world.data(1), new_key(0))
+    update = one.local_update(one.bind(task), Download(ModelState(model)), state, world.data(1), new_key(0))
     assert_same_bits(update.state, state)
     assert_same_bits(update.upload["model"].value, model)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtailor.algorithms.fedlda import FedLDA, Global, State, correlation
+from fedtailor.algorithms.fedlda import ClientState, FedLDA, ServerState, correlation
 from fedtailor.core.algorithm import Download
 from fedtailor.core.federation import Federation, Split
 from fedtailor.core.rng import new_key
@@ -32,7 +32,7 @@ def server(means, covariance):
     """Return a server state whose body is the identity."""
     d = means.shape[1]
     body = {"hidden.weight": torch.eye(d), "hidden.bias": torch.zeros(d)}
-    return Global(body, torch.from_numpy(means), torch.from_numpy(covariance))
+    return ServerState(body, torch.from_numpy(means), torch.from_numpy(covariance))
 
 
 def blobs(seed=0, *, n=30, d=4, classes=3):
@@ -46,7 +46,7 @@ def blobs(seed=0, *, n=30, d=4, classes=3):
 def upload_of(algorithm, z, y, means, covariance):
     """Return the means and the covariance that a client uploads which does not train."""
     task, data = client_with(z, y, len(means))
-    update = algorithm.local_update(task, Download(server(means, covariance)), (), data, new_key(0))
+    update = algorithm.local_update(algorithm.bind(task), Download(server(means, covariance)), (), data, new_key(0))
     return (update.upload[name].value.numpy() for name in ("means", "covariance"))
 
 
@@ -137,7 +137,7 @@ def test_clients_differ_by_their_priors_alone():
     heads, priors = [], []
     for y in (np.array([0, 0, 0, 0, 1, 2]), np.array([1, 1, 1, 2, 2, 2])):
         task, data = client_with(z, y, 3)
-        personal = FedLDA().personalize(task, Download(server(means, covariance)), (), data, new_key(0))
+        personal = FedLDA().personalize(FedLDA().bind(task), Download(server(means, covariance)), (), data, new_key(0))
         heads.append(personal.head)
         priors.append(fda.prior(y, 3))
     assert torch.equal(heads[0].weight, heads[1].weight)
@@ -148,7 +148,7 @@ def test_a_prior_can_rule_classes_out():
     z, y, means, covariance = blobs(n=6)
     task, data = client_with(z, np.zeros_like(y), 3)
     algorithm = FedLDA(prior_smoothing=1e-300)
-    personal = algorithm.personalize(task, Download(server(means, covariance)), (), data, new_key(0))
+    personal = algorithm.personalize(algorithm.bind(task), Download(server(means, covariance)), (), data, new_key(0))
     probabilities = algorithm.predict(task, personal, data.train.x).softmax(1)
     assert torch.isfinite(personal.head.bias).all()
     assert float(probabilities[:, 1:].max()) < 1e-250
@@ -160,9 +160,11 @@ def test_a_client_keeps_its_body_and_has_the_servers_before_it_trained():
     algorithm = FedLDA(evaluated_body="local", training=Training(lr=0.1, epochs=1))
     download, key = Download(server(means, covariance)), new_key(0)
     fresh = algorithm.init_client(task, data.info, key)
-    update = algorithm.local_update(task, download, fresh, data, key)
-    before, after = (algorithm.personalize(task, download, state, data, key) for state in (fresh, update.state))
-    assert isinstance(update.state, State)
+    update = algorithm.local_update(algorithm.bind(task), download, fresh, data, key)
+    before, after = (
+        algorithm.personalize(algorithm.bind(task), download, state, data, key) for state in (fresh, update.state)
+    )
+    assert isinstance(update.state, ClientState)
     for name in BODY:
         assert torch.equal(before.body[name], download.shared.body[name])
         assert torch.equal(after.body[name], update.upload["body"].value[name])

@@ -46,7 +46,7 @@ def test_two_rounds(recorder, training, penalty):
         trained = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
-            harness.assert_close(visit.shared["model"], w)
+            harness.assert_close(visit.shared.model, w)
             x, y = harness.examples(world, client)
             (batches,) = visit.plans
             harness.assert_epochs(batches, len(y), training.batch_size, training.epochs)
@@ -97,7 +97,7 @@ def test_long_training_ends_where_the_pull_balances_the_gradient(recorder):
     recorder.run(FedProx(training=Training(lr=0.1, batch_size=0, epochs=200), penalty=5.0), world, rounds=1)
     for client in (0, 1):
         visit = recorder.visit(1, "train", client)
-        start, end = harness.arrays(visit.shared["model"]), harness.arrays(visit.output[1]["model"].value)
+        start, end = harness.arrays(visit.shared.model), harness.arrays(visit.output[1]["model"].value)
         slope = gradient(end, *harness.examples(world, client))
         for name in ALL:
             np.testing.assert_allclose(slope[name], 5.0 * (start[name] - end[name]), atol=1e-9)

@@ -10,9 +10,10 @@ from federations import federation, module
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedrod import FedRoD, balanced
 from fedtailor.core.errors import ConfigError
+from fedtailor.core.prediction import predict_features
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
-from fedtailor.training.blocks import cross_entropy, predict_features
+from fedtailor.training.losses import cross_entropy
 from golden import harness
 from golden.network import average, confusion, features, log_softmax, logits
 

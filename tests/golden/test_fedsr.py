@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.fedsr import FedSR, simple_loss
+from fedtailor.algorithms.fedsr import FedSR, References, ServerState, simple_loss
 from fedtailor.core import rng
+from fedtailor.core.adaptation import describe
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.noise import normal
 from fedtailor.core.rng import Key, new_key
@@ -70,9 +71,10 @@ def initial(world):
 
 
 def flat(server):
-    """Return model and references as one dict of arrays."""
-    value = {name: getattr(part, "value", part) for name, part in server.items()}
-    return harness.arrays(value["model"] | value["references"])
+    """Return model and references, of a server state or of an upload, as one dict of arrays."""
+    if isinstance(server, dict):
+        server = ServerState(server["model"].value, server["references"].value)
+    return harness.arrays(server.model | server.references._asdict())
 
 
 def tuned(w, x, y, visit, round, client, algorithm):
@@ -146,13 +148,13 @@ def test_tuning_leaves_the_body_as_it_is(recorder):
     recorder.run(algorithm, world, rounds=1)
     for client in (0, 1, 2):
         visit = recorder.visit(1, "personalize", client)
-        model, shared = visit.output[0].model, visit.shared["model"]
+        model, shared = visit.output[0].model, visit.shared.model
         same = {name for name in shared if torch.equal(model[name], shared[name])}
         assert same == set(shared) - set(HEAD)
         harness.assert_epochs(visit.plans[0], len(world.splits[client].train), 5, 2)
         assert int(visit.output[1]["steps"]) == len(visit.plans[0])
     x, y = harness.examples(world, 2)
-    w = harness.arrays(recorder.visit(1, "personalize", 2).shared["model"])
+    w = harness.arrays(recorder.visit(1, "personalize", 2).shared.model)
     expected = tuned(w, x, y, recorder.visit(1, "personalize", 2), 1, 2, algorithm)
     harness.assert_close(recorder.visit(1, "personalize", 2).output[0].model, expected, 1e-11)
 
@@ -160,14 +162,14 @@ def test_tuning_leaves_the_body_as_it_is(recorder):
 def test_the_sign_of_the_scale_is_that_of_the_references():
     """With both turned around nothing changes: the deviation of C z is |C| s."""
     world, method = harness.federation(), FedSR(training=TRAINING, **OPTIONS)
-    task, (x, y) = method.own(world.common_task), (world.x[:6], world.y[:6])
+    task, (x, y) = method.with_gaussian_layer(world.common_task), (world.x[:6], world.y[:6])
     model, generator = task.model.init(new_key(1)), torch.Generator().manual_seed(0)
     mean, raw = (torch.randn(harness.CLASSES, V, generator=generator) for _ in range(2))
     losses = []
     for sign in (1.0, -1.0):
-        references = {"mean": sign * mean, "raw": raw, "scale": torch.tensor(sign * 0.7)}
-        params, batch = {"model": model, "references": references}, Batch(x, y, torch.ones(6))
-        losses.append(float(simple_loss(task, params, (), batch, new_key(2), method=method).loss))
+        params = ServerState(model, References(sign * mean, raw, torch.tensor(sign * 0.7)))
+        batch = Batch(x, y, torch.ones(6))
+        losses.append(float(simple_loss(task, params, {}, batch, new_key(2), method=method).loss))
     assert np.isfinite(losses[0]) and losses[1] == pytest.approx(losses[0], abs=1e-12)
 
 
@@ -206,9 +208,9 @@ def test_without_deviation_and_weights_it_is_fedavg(monkeypatch):
 def test_defaults_and_what_is_refused():
     task = harness.task()
     one = FedSR()
-    assert (one.l2_weight, one.cmi_weight, one.finetune_epochs, one.adaptation) == (0.01, 0.001, 0, "none")
+    assert (one.l2_weight, one.cmi_weight, one.finetune_epochs, describe(one.adaptation)) == (0.01, 0.001, 0, "none")
     assert FedSR.from_preset("paper") == FedSR(squared_norm=True)
-    assert one.warnings(task) == [] and FedSR(finetune_epochs=10).adaptation == "10 epochs of the head"
+    assert one.warnings(task) == [] and describe(FedSR(finetune_epochs=10).adaptation) == "10 epochs of the head"
     for wrong in ({"l2_weight": -1.0}, {"samples": 0}, {"latent_dim": 0}, {"squared_norm": 1}):
         with pytest.raises(ConfigError):
             FedSR(**wrong)

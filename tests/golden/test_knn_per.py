@@ -8,8 +8,9 @@ import torch
 
 from federations import federation, module, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.knn_per import KNNPer, Memory, remembered
-from fedtailor.core.algorithm import Download
+from fedtailor.algorithms.knn_per import KNNPer, Memory, neighbor_probabilities
+from fedtailor.core.adaptation import describe
+from fedtailor.core.algorithm import Download, ModelState
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Split
 from fedtailor.core.rng import new_key
@@ -129,23 +130,23 @@ def test_padding_is_never_a_neighbor():
     z = torch.zeros(1, 2)
     table = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 0.0], [0.0, 4.0]])
     labels = torch.tensor([0, 1, 0, 2])
-    near = remembered(Memory(table, labels, torch.tensor([0.0, 1.0, 0.0, 1.0])), z, 3, 3, 1.0)
+    near = neighbor_probabilities(Memory(table, labels, torch.tensor([0.0, 1.0, 0.0, 1.0])), z, 3, 3, 1.0)
     value = 1 / (1 + np.exp(-1))
     assert np.abs(near.numpy() - [[0, value, 1 - value]]).max() < 1e-12
-    assert remembered(Memory(table, labels, torch.zeros(4)), z, 3, 3, 1.0).tolist() == [[0, 0, 0]]
+    assert neighbor_probabilities(Memory(table, labels, torch.zeros(4)), z, 3, 3, 1.0).tolist() == [[0, 0, 0]]
 
 
 def test_remote_inputs_have_neighbors_too():
     """Pitfall: the released code divides kernel values that have underflowed, 0 / 0."""
     memory = Memory(torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]), torch.ones(2))
-    near = remembered(memory, torch.tensor([[1e6], [-1e6]]), 2, 2, 0.01)
+    near = neighbor_probabilities(memory, torch.tensor([[1e6], [-1e6]]), 2, 2, 0.01)
     assert torch.allclose(near, torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
 
 
 def test_of_equals_the_first_are_neighbors():
     """Features of dead units are 0 for many examples: which count must not depend on how clients are stacked."""
     memory = Memory(torch.ones(6, 2), torch.tensor([2, 1, 1, 0, 0, 0]), torch.ones(6))
-    near = remembered(memory, torch.zeros(1, 2), 3, 3, 1.0)
+    near = neighbor_probabilities(memory, torch.zeros(1, 2), 3, 3, 1.0)
     assert torch.allclose(near, torch.tensor([[0.0, 2.0, 1.0]]) / 3)
 
 
@@ -174,12 +175,12 @@ def test_padding_does_not_vote_on_the_mixture():
     """Whichever example fills the rows of weight 0: most of them are told better by one of the two."""
     world = with_validation(harness.federation((harness.LABELS[0] * 3,) * 2, change=blur), (17, 17))
     one, task, data = KNNPer(neighbors=3), world.common_task, world.data(0)
-    download, found = Download({"model": task.model.init(new_key(1))}), []
+    download, found = Download(ModelState(task.model.init(new_key(1)))), []
     for extra in range(len(world.y)):
         rows = torch.cat([data.val.rows, torch.full((40,), extra)])
         padded = data.val._replace(rows=rows, weight=torch.cat([data.val.weight, torch.zeros(40)]))
-        found.append(float(one.personalize(task, download, (), data._replace(val=padded), new_key(0)).mixing))
-    assert set(found) == {float(one.personalize(task, download, (), data, new_key(0)).mixing)}
+        found.append(float(one.personalize(one.bind(task), download, (), data._replace(val=padded), new_key(0)).mixing))
+    assert set(found) == {float(one.personalize(one.bind(task), download, (), data, new_key(0)).mixing)}
 
 
 def test_all_engines_choose_the_same_mixture():
@@ -212,9 +213,9 @@ def test_a_new_client_is_treated_as_a_known_one(recorder):
 
 def test_warnings_and_refusals():
     one, task = KNNPer(), harness.task()
-    assert (one.neighbors, one.mixing, one.adaptation) == (10, 0.5, "10 nearest neighbors")
-    assert KNNPer(neighbors=1).adaptation == "1 nearest neighbor"
-    assert KNNPer(mixing=0.0).adaptation == "nearest neighbors where validation examples favor them"
+    assert (one.neighbors, one.mixing, describe(one.adaptation)) == (10, 0.5, "10 nearest neighbors")
+    assert describe(KNNPer(neighbors=1).adaptation) == "1 nearest neighbor"
+    assert describe(KNNPer(mixing=0.0).adaptation) == "nearest neighbors where validation examples favor them"
     assert one.warnings(task) == [] and len(KNNPer(mixing=0.0).warnings(task)) == 1
     for wrong in ({"neighbors": 0}, {"kernel_scale": 0.0}, {"mixing": 1.1}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):

@@ -9,11 +9,11 @@ from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.moon import Frozen, Moon, contrastive_loss
 from fedtailor.core import tree
 from fedtailor.core.errors import ConfigError
+from fedtailor.core.prediction import predict_features
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Batch, Training
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import run
-from fedtailor.training.blocks import predict_features
 from golden import harness
 from golden.network import ALL, average, cross_entropy, features, gradient, logits
 
@@ -94,7 +94,7 @@ def test_three_rounds(recorder, training, options):
     for round in (1, 2, 3):
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
-            harness.assert_close(visit.shared["model"], w)
+            harness.assert_close(visit.shared.model, w)
             x, y = harness.examples(world, client)
             (batches,) = visit.plans
             previous[client], loss = local_round(w, previous[client], x, y, batches, algorithm)
@@ -119,7 +119,7 @@ def test_a_client_remembers_its_own_last_round(recorder):
     recorder.run(algorithm, world, rounds=3, participation=cohorts)
     old = harness.arrays(recorder.visit(1, "train", 0).output[1]["model"].value)
     visit = recorder.visit(3, "train", 0)
-    received = harness.arrays(visit.shared["model"])
+    received = harness.arrays(visit.shared.model)
     expected, _ = local_round(received, old, *harness.examples(world, 0), visit.plans[0], algorithm)
     harness.assert_close(visit.output[1]["model"].value, expected)
 
@@ -130,7 +130,7 @@ def test_a_late_first_round_has_no_contrast(recorder):
     cohorts = Planned(cohorts={1: [0], 2: [0], 3: [0, 1]})
     recorder.run(Moon(training=HEAVY), world, rounds=3, participation=cohorts)
     visit = recorder.visit(3, "train", 1)
-    received = harness.arrays(visit.shared["model"])
+    received = harness.arrays(visit.shared.model)
     without = Moon(training=HEAVY, penalty=0.0)
     plain, _ = local_round(received, received, *harness.examples(world, 1), visit.plans[0], without)
     harness.assert_close(visit.output[1]["model"].value, plain)

@@ -10,7 +10,8 @@ from torch import nn
 
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.perfedavg import PerFedAvg
-from fedtailor.core.algorithm import Download
+from fedtailor.core.adaptation import describe
+from fedtailor.core.algorithm import Download, ModelState
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Federation, Split
 from fedtailor.core.rng import new_key
@@ -62,7 +63,9 @@ def initial(world, seed=5):
 
 def update(algorithm, task, data, model):
     """Return what one client's round gives, from a model."""
-    return algorithm.local_update(task, Download({"model": model}), (), data, new_key(3, client=0, purpose="train"))
+    return algorithm.local_update(
+        algorithm.bind(task), Download(ModelState(model)), (), data, new_key(3, client=0, purpose="train")
+    )
 
 
 @pytest.mark.parametrize("variant", BATCHES)
@@ -76,7 +79,7 @@ def test_two_rounds(recorder, variant, training, adapt):
         trained = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
-            harness.assert_close(visit.shared["model"], w)
+            harness.assert_close(visit.shared.model, w)
             x, y = harness.examples(world, client)
             (batches,) = visit.plans
             own, loss = meta_steps(w, x, y, batches, per_step, training.lr)
@@ -245,7 +248,7 @@ def test_adaptation_updates_the_running_statistics():
     world = module_world([nn.BatchNorm1d(4), nn.Linear(4, 5), nn.ReLU()])
     model = world.common_task.model.init(new_key(0))
     one = build("first_order", Training(batch_size=0), adapt_steps=2)
-    tuned = one.personalize(world.common_task, Download({"model": model}), (), world.data(0), new_key(0))
+    tuned = one.personalize(one.bind(world.common_task), Download(ModelState(model)), (), world.data(0), new_key(0))
     (name,) = [name for name in model if name.endswith("running_mean")]
     assert torch.allclose(tuned.model[name], (0.1 + 0.9 * 0.1) * world.x.mean(0), rtol=0, atol=1e-14)
 
@@ -270,7 +273,7 @@ def test_a_client_without_examples_changes_nothing(variant):
     model = world.common_task.model.init(new_key(0))
     one, data = build(variant), world.data(1)
     done = update(one, world.common_task, data, model)
-    tuned = one.personalize(world.common_task, Download({"model": model}), (), data, new_key(0))
+    tuned = one.personalize(one.bind(world.common_task), Download(ModelState(model)), (), data, new_key(0))
     for name, value in model.items():
         assert torch.equal(done.upload["model"].value[name], value) and torch.equal(tuned.model[name], value)
     assert done.metrics["steps"] == 0 and done.metrics["loss"] == 0 and tuned.steps == 0
@@ -285,5 +288,7 @@ def test_wrong_options_are_refused(options):
 
 
 def test_says_how_it_adapts():
-    assert PerFedAvg().adaptation == "1 epoch of all layers" and PerFedAvg.primary_evaluation == "personalized"
-    assert PerFedAvg(adapt_steps=2).adaptation == "2 steps of all layers"
+    assert (
+        describe(PerFedAvg().adaptation) == "1 epoch of all layers" and PerFedAvg.primary_evaluation == "personalized"
+    )
+    assert describe(PerFedAvg(adapt_steps=2).adaptation) == "2 steps of all layers"

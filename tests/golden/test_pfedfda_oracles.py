@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedtailor.algorithms import pfedfda
-from fedtailor.algorithms.pfedfda import Global, PFedFDA, State
+from fedtailor.algorithms.pfedfda import ClientState, PFedFDA, ServerState
 from fedtailor.core.algorithm import Download
 from fedtailor.core.federation import Cohort, Federation, Split
 from fedtailor.core.message import Mean, reduce_field
@@ -35,9 +35,9 @@ def personalize(algorithm, z, y, means, covariance, *, shift=0.0, previous=0.5, 
     task, data = client_with(z, y, len(means))
     d = z.shape[1]
     body = {"hidden.weight": torch.eye(d), "hidden.bias": torch.full((d,), float(shift))}
-    shared = Global(body, torch.from_numpy(means), torch.from_numpy(covariance))
-    state = State(torch.full((2,), previous))
-    return algorithm.personalize(task, Download(shared), state, data, new_key(seed))
+    shared = ServerState(body, torch.from_numpy(means), torch.from_numpy(covariance))
+    state = ClientState(torch.full((2,), previous))
+    return algorithm.personalize(algorithm.bind(task), Download(shared), state, data, new_key(seed))
 
 
 def blobs(seed, *, n=40, d=4, classes=3, distance=1.0):
@@ -153,7 +153,8 @@ def upload_of(seed):
     algorithm = PFedFDA(training=Training(lr=0.01, epochs=1, batch_size=10))
     server = algorithm.init_server(task, new_key(0))
     key = new_key(0, client=seed)
-    return algorithm, server, algorithm.local_update(task, Download(server), State(torch.ones(2)), data, key).upload
+    update = algorithm.local_update(algorithm.bind(task), Download(server), ClientState(torch.ones(2)), data, key)
+    return algorithm, server, update.upload
 
 
 def test_identical_clients_average_to_themselves_whatever_their_sizes():

@@ -7,7 +7,8 @@ import torch
 
 from federations import federation, module
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.pfedme import PFedMe
+from fedtailor.algorithms.pfedme import PFedMe, ServerState
+from fedtailor.core.adaptation import describe
 from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Cohort
@@ -53,7 +54,7 @@ def test_three_rounds(recorder, training, mixing):
         sent = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
-            harness.assert_close(visit.shared["model"], w)
+            harness.assert_close(visit.shared.model, w)
             x, y = harness.examples(world, client)
             (batches,) = visit.plans
             assert len(batches) == (training.steps or training.epochs * -(-len(y) // 5))
@@ -121,7 +122,7 @@ def test_theta_solves_the_proximal_problem():
     whole = replace(PLAIN, batch_size=0)
     method = PFedMe(training=whole, penalty=5.0, inner_steps=10, inner_lr=0.1, solve_batches=30)
     download = Download(method.init_server(world.common_task, new_key(5)))
-    theta = method.personalize(world.common_task, download, (), world.data(0), new_key(5)).model
+    theta = method.personalize(method.bind(world.common_task), download, (), world.data(0), new_key(5)).model
     theta, w = harness.arrays(theta), harness.arrays(w)
     slope = gradient(theta, *harness.examples(world, 0))
     assert max(abs(slope[name] + 5.0 * (theta[name] - w[name])).max() for name in w) < 1e-10
@@ -153,10 +154,12 @@ def test_buffers_follow_theta_and_are_not_mixed(recorder):
         assert torch.allclose(after[name], (value + uploads[1][name]) / 2, rtol=0, atol=1e-12)
         assert not torch.equal(value, uploads[1][name]) or value.dim() == 0
     one = PFedMe(mixing=2.0)
-    old = {"model": {"a": torch.tensor(1.0)}, "buffers": {"b": torch.tensor(1.0)}}
-    received = {name: Reduced({key: torch.tensor(0.25) for key in part}, torch.ones(())) for name, part in old.items()}
+    old = ServerState({"a": torch.tensor(1.0)}, {"b": torch.tensor(1.0)})
+    received = {
+        name: Reduced({key: torch.tensor(0.25) for key in part}, torch.ones(())) for name, part in old._asdict().items()
+    }
     new, _ = one.aggregate(old, received, Cohort(torch.arange(2), 2, 1, 1))
-    assert float(new["model"]["a"]) == -0.5 and float(new["buffers"]["b"]) == 0.25
+    assert float(new.model["a"]) == -0.5 and float(new.buffers["b"]) == 0.25
 
 
 def test_warnings():
@@ -172,7 +175,7 @@ def test_warnings():
     assert "training.momentum, training.weight_decay, training.clip_norm." in found[-1]
     frozen = "with {} 0, the global model stays as it was at first."
     assert PFedMe(penalty=0, mixing=0).warnings(task) == [frozen.format("penalty"), frozen.format("mixing")]
-    assert PFedMe().adaptation == "proximal solve, 20 batches of 5 steps of all layers"
+    assert describe(PFedMe().adaptation) == "proximal solve, 20 batches of 5 steps of all layers"
 
 
 @pytest.mark.parametrize(

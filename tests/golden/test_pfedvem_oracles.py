@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtailor.algorithms.pfedvem import Global, PFedVEM, State
+from fedtailor.algorithms.pfedvem import ClientState, PFedVEM, ServerState
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError
@@ -50,14 +50,14 @@ def around(w, distance, raw):
     """Return a head ``distance`` away from w in every number, with equal raw deviations, and the state it makes."""
     mean = tree.map(lambda leaf: leaf + distance, w)
     posterior = HeadPosterior(mean, tree.map(lambda leaf: torch.full_like(leaf, raw), w))
-    return State(posterior, identity(w["head.weight"].shape[1]), torch.ones(()))
+    return ClientState(posterior, identity(w["head.weight"].shape[1]), torch.ones(()))
 
 
 def update_of(algorithm, z, y, w, state):
     """Return a client's update in a round that starts with the identity and the head w."""
     task, data = client_with(z, y, len(w["head.bias"]))
-    shared = Global(identity(z.shape[1]), w)
-    return algorithm.local_update(task, Download(shared), state, data, new_key(0))
+    shared = ServerState(identity(z.shape[1]), w)
+    return algorithm.local_update(algorithm.bind(task), Download(shared), state, data, new_key(0))
 
 
 def test_confidence_by_hand():
@@ -65,7 +65,7 @@ def test_confidence_by_hand():
     w = head([[0.3], [0.1]], [0.2, 0.7])
     raw = tree.map(lambda leaf: torch.full_like(leaf, raw_of(0.5)), w)
     mean = head(w["head.weight"] + 1, w["head.bias"])
-    state = State(HeadPosterior(mean, raw), identity(1), torch.ones(()))
+    state = ClientState(HeadPosterior(mean, raw), identity(1), torch.ones(()))
     z, y = np.ones((3, 1)), np.array([0, 1, 1])
     for confidence, rho2 in (("both", 3 / 4), ("uncertainty", 1 / 4), ("deviation", 2 / 4)):
         metrics = update_of(PFedVEM(confidence=confidence, training=STILL), z, y, w, state).metrics
@@ -104,7 +104,7 @@ def _bound(posteriors, w, rho2):
 
 def _aggregate(heads, taus):
     """Return the server state after uploads of these heads with these confidences."""
-    old = Global(identity(4), head(np.zeros((3, 4)), np.zeros(3)))
+    old = ServerState(identity(4), head(np.zeros((3, 4)), np.zeros(3)))
     body = [Mean(old.body, torch.tensor(7.0)) for _ in heads]
     means = [Mean(head(*one), torch.tensor(float(tau))) for one, tau in zip(heads, taus)]
     received = {"body": reduce_field(body), "head": reduce_field(means)}
@@ -219,7 +219,7 @@ def test_sampled_predictions_average_probabilities(recorder):
 def test_the_global_model_is_certain_however_predictions_are_made():
     z, _ = blobs()
     task, data = client_with(z, np.zeros(len(z), dtype=int), 3)
-    server = Global(identity(4), head(np.random.default_rng(3).normal(size=(3, 4)), np.ones(3)))
+    server = ServerState(identity(4), head(np.random.default_rng(3).normal(size=(3, 4)), np.ones(3)))
     logits, log_probs = (
         algorithm.predict(task, algorithm.global_model(task, server), data.train.x)
         for algorithm in (PFedVEM(), PFedVEM(prediction_draws=3))
@@ -241,13 +241,13 @@ def test_a_new_client_takes_rounds_of_its_own(recorder, trains_body):
     task, data = world.common_task, world.data(2)
     key = new_key(1, client=2)
     taken = sum(map(len, visit.plans))
-    given, steps = algorithm.onboard(task, Download(shared), data.info, data, key)
+    given, steps = algorithm.onboard(algorithm.bind(task), Download(shared), data.info, data, key)
     assert int(steps) == int(visit.output[1]["steps"]) == taken
     section = TRAINING if trains_body else STILL
     known = replace(algorithm, training=section)
     state, moved = known.init_client(task, data.info, key), shared
     for number in range(2):
-        state = known.local_update(task, Download(moved), state, data, key.fold(number)).state
+        state = known.local_update(known.bind(task), Download(moved), state, data, key.fold(number)).state
         moved = moved._replace(body=state.body)
     for path, leaf in tree.paths(given).items():
         harness.assert_close(leaf, tree.paths(state)[path].numpy())

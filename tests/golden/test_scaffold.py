@@ -9,7 +9,7 @@ import torch
 import federations
 from federations import Planned, federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.scaffold import Scaffold, Server, State
+from fedtailor.algorithms.scaffold import ClientState, Scaffold, ServerState
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError
@@ -155,9 +155,9 @@ def test_no_step_no_change():
     world, one = federation(perceptron(), (5, 0), ()), Scaffold(training=PLAIN)
     task, data = world.common_task, world.data(1)
     server = one.init_server(task, new_key(0))
-    server = Server(server.model, tree.map(lambda leaf: leaf + 0.3, server.control))
-    state = State(tree.map(lambda leaf: leaf - 0.2, server.control))
-    update = one.local_update(task, Download(server), state, data, new_key(0))
+    server = ServerState(server.model, tree.map(lambda leaf: leaf + 0.3, server.control))
+    state = ClientState(tree.map(lambda leaf: leaf - 0.2, server.control))
+    update = one.local_update(one.bind(task), Download(server), state, data, new_key(0))
     assert_same_bits(update.state, state)
     assert_same_bits(update.personal, server.model)
     assert all((leaf == 0).all() for entry in update.upload.values() for leaf in tree.leaves(entry.value))

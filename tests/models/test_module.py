@@ -13,7 +13,8 @@ from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
 from fedtailor.models.module import from_module
-from fedtailor.training.blocks import classification_loss, train
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import classification_loss
 
 SHAPE = (3, 8, 8)
 

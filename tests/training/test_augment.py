@@ -18,7 +18,8 @@ from fedtailor.simulation.engines.options import EngineOptions
 from fedtailor.simulation.rounds import federate
 from fedtailor.training.augment import Moving, moving
 from fedtailor.training.batches import Amount, gather, plan_batches, take
-from fedtailor.training.blocks import classification_loss, train
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import classification_loss
 
 SCALE = torch.tensor([[255.0, 255.0, 255.0], [0.5, 0.25, 0.1], [0.5, 0.2, 1.5]])
 

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from worlds import convolutional, federation, module, perceptron
 
 import fedtailor.training.blocks as local
 import fedtailor.training.stacked
 from both_ways import both_ways, key_of, one_by_one, stacked
 from federations import convolutional, federation, module, perceptron
 from fedtailor.core.noise import uniform
+from fedtailor.core.prediction import predict_features, predict_logits
 from fedtailor.core.rng import new_key
 from fedtailor.training.blocks import (
     cached_features,
@@ -17,6 +19,7 @@ from fedtailor.training.blocks import (
     predict_logits,
     weighted_mean,
 )
+from fedtailor.training.losses import cross_entropy, weighted_mean
 
 pytestmark = pytest.mark.usefixtures("float64")
 

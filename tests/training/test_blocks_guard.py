@@ -12,7 +12,8 @@ from both_ways import key_of, one_by_one, stacked
 from federations import federation, perceptron
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
-from fedtailor.training.blocks import classification_loss, cross_entropy, forward, train
+from fedtailor.training.blocks import forward, train
+from fedtailor.training.losses import classification_loss, cross_entropy
 from fedtailor.training.phase import refuse_captured_tensors
 
 pytestmark = pytest.mark.usefixtures("float64")

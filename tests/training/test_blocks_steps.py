@@ -6,9 +6,12 @@ import torch
 from both_ways import both_ways, key_of, stacked
 from federations import federation, perceptron
 from fedtailor.core.federation import ExampleSet
+from fedtailor.core.prediction import predict_logits
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import LossOutput, Training
-from fedtailor.training.blocks import StepOutput, classification_loss, predict_logits, train, weighted_mean
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import classification_loss, weighted_mean
+from fedtailor.training.phase import StepOutput
 from plain_torch import planned
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -7,10 +7,12 @@ from torch import nn
 from both_ways import key_of
 from federations import convolutional, federation, module, perceptron
 from fedtailor.core.federation import ExampleSet
+from fedtailor.core.prediction import predict_logits
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import LossOutput, Task, Training
 from fedtailor.models.module import from_module
-from fedtailor.training.blocks import classification_loss, cross_entropy, predict_logits, train
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import classification_loss, cross_entropy
 from plain_torch import fit, module_of, params_of, planned
 
 pytestmark = pytest.mark.usefixtures("float64")

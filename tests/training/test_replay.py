@@ -16,6 +16,7 @@ from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core import tree
 from fedtailor.core.engine import Job
 from fedtailor.core.noise import normal
+from fedtailor.core.prediction import predict_logits
 from fedtailor.core.rng import new_key
 from fedtailor.core.schedule import Protocol
 from fedtailor.core.task import LossOutput, Task, Training
@@ -23,7 +24,9 @@ from fedtailor.models.module import from_module
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
 from fedtailor.simulation.rounds import federate
-from fedtailor.training.blocks import StepOutput, classification_loss, model_gradient, predict_logits, train
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import classification_loss, model_gradient
+from fedtailor.training.phase import StepOutput
 from fedtailor.training.step_graph import replay
 from fedtailor.training.step_graph.recording import StepGraph
 from fedtailor.training.step_graph.replay import ReplayRunner

@@ -12,7 +12,7 @@ from fedtailor.core.rng import new_key
 from fedtailor.core.task import BODY, Task, Training
 from fedtailor.models.module import from_module
 from fedtailor.statistics.bottleneck import GaussianModel, train_sampled_head
-from fedtailor.training.blocks import classification_loss
+from fedtailor.training.losses import classification_loss
 from fedtailor.training.tuning import train_head, train_rounds
 
 PLAIN = Training(lr=0.2, momentum=0.5, epochs=3, batch_size=4)

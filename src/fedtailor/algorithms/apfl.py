@@ -35,9 +35,10 @@ from fedtailor.core.message import Mean
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import TRAINED, Batch, LossOutput, Params, Task, Training
-from fedtailor.training.blocks import StepOutput, classification_loss, model_gradient, train
-from fedtailor.training.losses import inner_product
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import classification_loss, inner_product, model_gradient
 from fedtailor.training.optimizer import sgd_step
+from fedtailor.training.phase import StepOutput
 
 
 class State(NamedTuple):

@@ -35,8 +35,8 @@ from fedtailor.core.message import Mean
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import TRAINED, Params, Task
-from fedtailor.training.blocks import Trained, classification_loss, train
-from fedtailor.training.losses import proximal_loss
+from fedtailor.training.blocks import Trained, train
+from fedtailor.training.losses import classification_loss, proximal_loss
 from fedtailor.training.tuning import in_words
 
 Server = dict[str, Params]

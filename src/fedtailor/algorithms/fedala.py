@@ -34,7 +34,9 @@ from fedtailor.core.message import Mean
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import TRAINED, Batch, Params, Task
-from fedtailor.training.blocks import StepOutput, Trained, classification_loss, train
+from fedtailor.training.blocks import Trained, train
+from fedtailor.training.losses import classification_loss
+from fedtailor.training.phase import StepOutput
 from fedtailor.training.tuning import in_words
 
 Server = dict[str, Params]

@@ -10,23 +10,33 @@ Deviations: none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
-from fedtailor.core.federation import ClientData
-from fedtailor.core.message import Mean
-from fedtailor.core.options import Range
-from fedtailor.core.rng import Key
-from fedtailor.core.task import Params, Task
-from fedtailor.training.blocks import classification_loss, train
-from fedtailor.training.tuning import FineTuned, Layers, in_words, tune, untuned
-
-Server = dict[str, Params]
+from fedtailor.toolkit import (
+    Adaptation,
+    Algorithm,
+    ClientData,
+    ClientUpdate,
+    Download,
+    FineTuned,
+    FineTuning,
+    Key,
+    Layers,
+    Mean,
+    ModelState,
+    Range,
+    Task,
+    classification_loss,
+    fine_tune,
+    train,
+    untuned,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgFT(Algorithm[Server, tuple[()], FineTuned]):
+class FedAvgFT(Algorithm[ModelState, tuple[()], FineTuned]):
     """Federated averaging with local fine-tuning at the end."""
 
     finetune: Layers = "all"
@@ -35,37 +45,33 @@ class FedAvgFT(Algorithm[Server, tuple[()], FineTuned]):
     """Epochs of fine-tuning."""
 
     @property
-    def adaptation(self) -> str:
+    def adaptation(self) -> Sequence[Adaptation]:
         """Fine-tuning on the client's training data."""
-        return in_words(self.finetune_epochs, self.finetune)
+        return [FineTuning(self.finetune, epochs=self.finetune_epochs)]
 
     def warnings(self, task: Task) -> list[str]:
         """Without epochs nothing is tuned."""
-        return [] if self.finetune_epochs else ["without epochs of fine-tuning, this is FedAvg."]
+        if self.finetune_epochs:
+            return []
+        return ["without epochs of fine-tuning, this is FedAvg."]
 
     def local_update(
-        self, task: Task, download: Download, state: tuple[()], data: ClientData, key: Key
+        self, task: Task, download: Download[ModelState], state: tuple[()], data: ClientData, key: Key
     ) -> ClientUpdate:
         """Train the received model on all layers."""
-        trained = train(
-            task, classification_loss, download.shared["model"], data=data.train, key=key, training=self.training
-        )
-        metrics = {"steps": trained.steps, "loss": trained.loss}
+        trained = train(task, classification_loss, download.shared.model, data=data.train, key=key)
         upload = {"model": Mean(trained.params, data.info.num_train)}
-        return ClientUpdate(state, upload, personal=FineTuned(trained.params, trained.steps), metrics=metrics)
+        personal = FineTuned(trained.params, trained.steps)
+        metrics = {"steps": trained.steps, "loss": trained.loss}
+        return ClientUpdate(state, upload, personal=personal, metrics=metrics)
 
-    def global_model(self, task: Task, server: Server) -> FineTuned:
+    def global_model(self, task: Task, server: ModelState) -> FineTuned:
         """Return the global model, not tuned."""
-        return untuned(server["model"])
+        return untuned(server.model)
 
-    def personalize(self, task: Task, download: Download, state: tuple[()], data: ClientData, key: Key) -> FineTuned:
+    def personalize(
+        self, task: Task, download: Download[ModelState], state: tuple[()], data: ClientData, key: Key
+    ) -> FineTuned:
         """Fine-tune a copy of the global model."""
-        return tune(
-            task,
-            download.shared["model"],
-            data.train,
-            key=key,
-            training=self.training,
-            epochs=self.finetune_epochs,
-            layers=self.finetune,
-        )
+        model = download.shared.model
+        return fine_tune(task, model, data.train, key=key, epochs=self.finetune_epochs, layers=self.finetune)

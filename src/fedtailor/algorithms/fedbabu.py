@@ -24,7 +24,8 @@ from fedtailor.core.message import Field, Mean, Messages
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import BODY, Params, Task
-from fedtailor.training.blocks import classification_loss, train
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import classification_loss
 from fedtailor.training.tuning import FineTuned, Layers, in_words, tune, untuned
 
 Server = dict[str, Params]

@@ -2,7 +2,7 @@
 
 Zhang et al. 2023, "FedCR: Personalized federated learning based on across-client common representation with
 conditional mutual information regularization", ICML. The body gives every example n a Gaussian over V features, mean
-mu_n and deviation sigma_n; client i's own head w_i^p classifies S draws of it. Client i trains both (their eq. 7):
+mu_n and deviation sigma_n; client i's private head w_i^p classifies S draws of it. Client i trains both (their eq. 7):
 
     L_i = mean_n [ CE(head(mu_n + sigma_n eps), y_n) + beta KL( N(m_c, s_c^2) || N(mu_n, sigma_n^2) ) ],   c = y_n.
 
@@ -11,10 +11,11 @@ and N(0, 1) (eq. 9):
 
     1 / s_c^2 = 1 + sum_i sum_n 1 / sigma_n^2,   m_c = s_c^2 sum_i sum_n mu_n / sigma_n^2,   over examples of class c.
 
-The body w^f is the plain mean of the clients'. In the end every client tunes its head on the last global body.
+The body w^f is the plain mean of the clients' bodies. In the end every client tunes its head on the last global body.
 
-The Gaussian layer (d -> 2V) and the head (V -> classes) are the algorithm's: they go on top of the body of whatever
-model the experiment names, whose own head is not used; so the same model serves the algorithms it is compared with.
+The Gaussian layer (d -> 2V) and the head (V -> classes) belong to the algorithm. They go on top of the body of the
+model that the experiment names, in place of its head; so the same model serves the algorithms that FedCR is compared
+with.
 
 Messages: down ``body`` (w^f, with the Gaussian layer), ``means`` (m) and ``stds`` (s), classes x V each; up ``body``,
 and for the classes that the client has ``precisions`` (sum_n 1 / sigma_n^2) and ``weighted_means`` (sum_n mu_n /
@@ -22,29 +23,33 @@ sigma_n^2). Heads never leave a client. Without ``aggregate_body`` no body is se
 
 Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P):
 * The likelihood term averages the samples' cross-entropies in C, their probabilities in P (``likelihood``).
-* A prediction averages the samples' logits in C, their probabilities in P (``prediction``). Their noise is drawn once
-  per personal model and the same for all its examples (C: for each anew), so that a model predicts the same twice.
-* What P writes as Sigma is the standard deviation softplus(raw) where it draws, as C, and its square elsewhere.
-* N(0, 1) enters the product once, as P's Algorithm 2 and C; eq. 9 literally has it once per client. tau is 1.
-* P keeps the latest Gaussian of every example; here, as C, those of the last epoch, each from before its batch's step.
-  The two differ with ``training.drop_last`` or ``training.steps`` alone, where some examples are not in it.
+* A prediction averages the samples' logits in C, their probabilities in P (``prediction``). The noise is drawn once
+  per personal model and is the same for all examples, so that a model predicts the same twice (C: drawn for each
+  example anew).
+* What P writes as Sigma is the standard deviation softplus(raw) where it draws, as in C, and its square elsewhere.
+* N(0, 1) enters the product once, as in P's Algorithm 2 and in C; eq. 9 literally has it once per client. tau is 1.
+* P keeps the latest Gaussian of every example. Here, as in C, they are those of the last epoch, each from before its
+  batch's step. The two differ only with ``training.drop_last`` or ``training.steps``, where the last epoch misses some
+  examples.
 * P's head tuning of the last round, an extra round of all clients in C, is what ``personalize`` does. Where training
-  augments images so does the tuning, as C; otherwise it runs on cached features. The KL does not depend on the head.
+  augments images the tuning does too, as in C; otherwise it runs on cached features. The KL does not depend on the
+  head.
 * C can blend old and new class Gaussians, but runs with the new ones alone, as P: left out. So is C's offset of raw
-  deviations, 0 in all its configurations.
+  deviations, which is 0 in all its configurations.
 * Uploads are precisions and weighted means, which add up, in place of means and deviations: the same 2V numbers per
   class. They are summed in float64 (C multiplies pairwise in float32, with 1e-32 added to a denominator).
-* Deviations stay above 1e-6 so that precisions are finite (P, C: nothing; C's logarithms have 1e-8, and ours too).
-* beta is P's 5e-4 (P has 1e-3 on CIFAR-100, Dirichlet; C 1e-4 there). S is 18 as P and C's instructions.
-* C trains with lr 0.05, 10 epochs, batches of 48, and clips gradients at norm 10, which P does not mention; augments
-  CIFAR; deals classes in turn; has 4 and 12 channels for Fashion-MNIST: settings of ``training``, ``data``, ``model``.
-* A new client (P, C: not treated) gets a fresh head, since heads are private, and tunes it like all. Without
-  ``aggregate_body`` it first trains its own body, for as long as a round takes.
+* Deviations stay above 1e-6 so that precisions are finite (P, C: no bound; C's logarithms have 1e-8, and ours too).
+* beta is P's 5e-4 (P has 1e-3 on CIFAR-100, Dirichlet; C 1e-4 there). S is 18, as in P and C's instructions.
+* C trains with lr 0.05, 10 epochs, batches of 48, and clips gradients at norm 10, which P does not mention; it augments
+  CIFAR, deals classes in turn, and has 4 and 12 channels for Fashion-MNIST. These are settings of ``training``,
+  ``data`` and ``model``.
+* A new client (P, C: not treated) gets a fresh head, since heads are private, and tunes it like everybody. Without
+  ``aggregate_body`` it first trains a body, for as long as a round takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -52,38 +57,49 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
-from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.message import Field, Mean, Messages, Reduced, Sum
-from fedtailor.core.noise import normal
-from fedtailor.core.options import Range
-from fedtailor.core.rng import Key
-from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task
-from fedtailor.statistics.bottleneck import (
-    GaussianModel,
-    Gaussians,
-    Likelihood,
-    mean_log_probabilities,
-    sample_noise,
-    sampled_losses,
-    split,
-    train_sampled_head,
+from fedtailor.toolkit import (
+    BODY,
+    Adaptation,
+    Algorithm,
+    Batch,
+    ClientData,
+    ClientInfo,
+    ClientUpdate,
+    Cohort,
+    Download,
+    Field,
+    FineTuning,
+    Key,
+    LossOutput,
+    Mean,
+    Messages,
+    Onboarded,
+    Params,
+    Range,
+    Reduced,
+    RoundOfTraining,
+    Sum,
+    Task,
+    Trained,
+    bottleneck,
+    diagonal,
+    normal,
+    predict_features,
+    train,
+    weighted_mean,
 )
-from fedtailor.statistics.diagonal import class_products, kl
-from fedtailor.training.blocks import Trained, predict_features, train, weighted_mean
-from fedtailor.training.tuning import in_words
 
 
-class Global(NamedTuple):
-    """Server state: body (() where it is not aggregated), means and deviations of the classes (classes, V)."""
+class ServerState(NamedTuple):
+    """Body (() where it is not aggregated), means and deviations of the classes (classes, V)."""
 
     body: Params | tuple[()]
     means: Tensor
     stds: Tensor
 
 
-class State(NamedTuple):
-    """Client state: its head, and its body where that is not aggregated."""
+class ClientState(NamedTuple):
+    """The client's head, and its body where bodies are not aggregated."""
 
     head: Params
     body: Params | tuple[()]
@@ -100,24 +116,25 @@ class Personal(NamedTuple):
 def alignment_loss(
     task: Task,
     model: Params,
-    classes: Gaussians,
+    classes: bottleneck.Gaussians,
     batch: Batch,
     key: Key,
     *,
     samples: int,
-    kind: Likelihood,
+    kind: bottleneck.Likelihood,
     beta: float,
 ) -> LossOutput:
     """Loss of sampled features plus divergence from the Gaussian of the class (eq. 7); collects the features."""
     features, buffers = task.model.features(model, batch.x, weight=batch.weight, key=key, training=True)
-    z = split(features)
-    losses = sampled_losses(task, model, z, batch.y, sample_noise(key, z, samples), kind)
-    gaps = kl(classes.mean[batch.y], classes.std[batch.y], *z)
+    z = bottleneck.split(features)
+    noise = bottleneck.sample_noise(key, z, samples)
+    losses = bottleneck.sampled_losses(task, model, z, batch.y, noise, kind)
+    gaps = diagonal.kl(classes.mean[batch.y], classes.std[batch.y], z.mean, z.std)
     return LossOutput(weighted_mean(losses + beta * gaps, batch.weight), buffers, features.detach())
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedCR(Algorithm[Global, State, Personal]):
+class FedCR(Algorithm[ServerState, ClientState, Personal]):
     """Personalization with a representation that is common across clients."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -135,91 +152,110 @@ class FedCR(Algorithm[Global, State, Personal]):
     """Samples of features per example in a prediction."""
     head_epochs: Annotated[int, Range(ge=0)] = 10
     """Epochs that tune the head on the final body."""
-    likelihood: Likelihood = "expected_log"
+    likelihood: bottleneck.Likelihood = "expected_log"
     """Mean of the samples' cross-entropies, or cross-entropy of the mean of their probabilities."""
     prediction: Literal["mean_logits", "mean_probabilities"] = "mean_logits"
     """What a prediction averages over its samples."""
     aggregate_body: bool = True
-    """Whether bodies are averaged; otherwise they are private, and the Gaussians of the classes alone are shared."""
+    """Whether bodies are averaged; otherwise they are private, and only the Gaussians of the classes are shared."""
 
     @property
-    def adaptation(self) -> str:
-        """The head is tuned."""
-        return in_words(self.head_epochs, "head")
+    def adaptation(self) -> Sequence[Adaptation]:
+        """Tune the head."""
+        return [FineTuning("head", epochs=self.head_epochs)]
 
     @property
-    def onboarding(self) -> str:
-        """A body of the client's own is trained."""
-        return "none" if self.aggregate_body else "a round's training of all layers"
+    def onboarding(self) -> Sequence[Adaptation]:
+        """Train a body where bodies are private."""
+        if self.aggregate_body:
+            return []
+        return [RoundOfTraining()]
 
     def messages(self, task: Task) -> Messages:
         """Declare body and class Gaussians."""
         shape = (task.num_classes, self.latent_dim)
-        body = Field(kind="model", shapes=self._own(task).shapes(*BODY), weight="equal")
-        return {
-            **({"body": body} if self.aggregate_body else {}),
-            "means": Field(kind="class_means", shapes=shape, reduction="none"),
-            "stds": Field(kind="statistics", shapes=shape, reduction="none"),
-            "precisions": Field(kind="statistics", shapes=shape, reduction="sum", down=False, low=0.0),
-            "weighted_means": Field(kind="statistics", shapes=shape, reduction="sum", down=False),
-        }
+        messages = {}
+        if self.aggregate_body:
+            shapes = self._with_gaussian_layer(task).shapes(*BODY)
+            messages["body"] = Field(kind="model", shapes=shapes, weight="equal")
+        messages["means"] = Field(kind="class_means", shapes=shape, reduction="none")
+        messages["stds"] = Field(kind="statistics", shapes=shape, reduction="none")
+        messages["precisions"] = Field(kind="statistics", shapes=shape, reduction="sum", down=False, low=0.0)
+        messages["weighted_means"] = Field(kind="statistics", shapes=shape, reduction="sum", down=False)
+        return messages
 
-    def init_server(self, task: Task, key: Key) -> Global:
+    def init_server(self, task: Task, key: Key) -> ServerState:
         """Start from the common body and standard normal classes."""
-        task, shape = self._own(task), (task.num_classes, self.latent_dim)
-        body = task.pick(task.model.init(key.common("model")), *BODY) if self.aggregate_body else ()
-        return Global(body, torch.zeros(shape), torch.ones(shape))
+        shape = (task.num_classes, self.latent_dim)
+        body: Params | tuple[()] = ()
+        if self.aggregate_body:
+            body = self._with_gaussian_layer(task).initial(key, *BODY)
+        return ServerState(body, torch.zeros(shape), torch.ones(shape))
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> State:
+    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
         """Start from the common model."""
-        model, key = self._model(task), key.common("model")
-        body = self._own(task).pick(model.init(key), *BODY) if not self.aggregate_body else ()
-        return State(model.init_head(key), body)
+        body: Params | tuple[()] = ()
+        if not self.aggregate_body:
+            body = self._with_gaussian_layer(task).initial(key, *BODY)
+        head = self._gaussian_model(task).init_head(key.common("model"))
+        return ClientState(head, body)
 
-    def local_update(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> ClientUpdate:
+    def local_update(
+        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+    ) -> ClientUpdate:
         """Train body and head towards the Gaussians of the classes, then multiply the Gaussians of each class."""
-        task, shared = self._own(task), download.shared
-        classes = Gaussians(shared.means, shared.stds)
+        task = self._with_gaussian_layer(task)
+        shared = download.shared
+        classes = bottleneck.Gaussians(shared.means, shared.stds)
         loss = partial(alignment_loss, samples=self.samples, kind=self.likelihood, beta=self.beta)
         model = {**self._body(shared, state), **state.head}
-        training = self.training
-        trained = train(task, loss, model, context=classes, data=data.train, key=key, training=training, collect="last")
-        body, head = task.pick(trained.params, *BODY), task.pick(trained.params, "head")
+        trained = train(task, loss, model, context=classes, data=data.train, key=key, collect="last")
+        body = task.pick(trained.params, *BODY)
+        head = task.pick(trained.params, "head")
         upload, metrics = self._statistics(task, classes, trained)
+        new_state = ClientState(head, body)
         if self.aggregate_body:
             upload["body"] = Mean(body, torch.ones(()))
+            new_state = ClientState(head, ())
         personal = Personal(trained.params, self._noise(key), torch.zeros((), dtype=torch.int64))
-        return ClientUpdate(
-            State(head, () if self.aggregate_body else body), upload, personal=personal, metrics=metrics
-        )
+        return ClientUpdate(new_state, upload, personal=personal, metrics=metrics)
 
-    def aggregate(self, server: Global, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Global, tuple[()]]:
+    def aggregate(
+        self, server: ServerState, received: Mapping[str, Reduced], cohort: Cohort
+    ) -> tuple[ServerState, tuple[()]]:
         """Average the bodies; multiply the class products and a standard normal, where a class has any."""
         body = received["body"].or_else(server.body) if self.aggregate_body else ()
         precision = 1.0 + received["precisions"].value.double()
         means = received["weighted_means"].value.double() / precision
-        there = received["precisions"].total_weight[:, None] > 0
+        stds = precision.rsqrt()
+        sent = received["precisions"].total_weight[:, None] > 0
         dtype = server.means.dtype
-        classes = Gaussians(means.to(dtype), precision.rsqrt().to(dtype))
-        return Global(body, classes.mean.where(there, server.means), classes.std.where(there, server.stds)), ()
+        means = means.to(dtype).where(sent, server.means)
+        stds = stds.to(dtype).where(sent, server.stds)
+        return ServerState(body, means, stds), ()
 
-    def onboard(self, task: Task, download: Download, info: ClientInfo, data: ClientData, key: Key) -> Onboarded:
-        """Take the common model's head; with a body of its own, train for a round."""
+    def onboard(
+        self, task: Task, download: Download[ServerState], info: ClientInfo, data: ClientData, key: Key
+    ) -> Onboarded:
+        """Take the common model's head; train for a round where bodies are private."""
         state = self.init_client(task, info, key)
         if self.aggregate_body:
             return Onboarded(state, 0)
         update = self.local_update(task, download, state, data, key)
         return Onboarded(update.state, update.metrics["steps"])
 
-    def personalize(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> Personal:
+    def personalize(
+        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+    ) -> Personal:
         """Tune the head on the frozen body."""
-        task, body = self._own(task), self._body(download.shared, state)
-        tuned = train_sampled_head(
+        task = self._with_gaussian_layer(task)
+        body = self._body(download.shared, state)
+        tuned = bottleneck.train_sampled_head(
             task,
             {**body, **state.head},
             data.train,
             key=key,
-            training=self.training,
+            training=task.training,
             epochs=self.head_epochs,
             samples=self.samples,
             likelihood=self.likelihood,
@@ -228,25 +264,24 @@ class FedCR(Algorithm[Global, State, Personal]):
 
     def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return logits or log-probabilities, averaged over samples of the features."""
-        task, noise = self._own(task), personal.noise
-        z = split(predict_features(task, personal.model, x))
-        if self.prediction == "mean_logits":  # the head is linear: its mean is that of the mean sample
-            return task.model.head(personal.model, z.mean + z.std * noise.mean(0))
-        return mean_log_probabilities(task, personal.model, z, noise)
+        task = self._with_gaussian_layer(task)
+        z = bottleneck.split(predict_features(task, personal.model, x))
+        if self.prediction == "mean_logits":  # the head is linear: the mean of its logits is that of the mean sample
+            return task.model.head(personal.model, z.mean + z.std * personal.noise.mean(0))
+        return bottleneck.mean_log_probabilities(task, personal.model, z, personal.noise)
 
     def diagnostics(self, task: Task, personal: Personal) -> dict[str, Tensor]:
         """Record the steps that tuned the head."""
         return {"steps": personal.steps}
 
-    def _model(self, task: Task) -> GaussianModel:
-        return GaussianModel(task.model, self.latent_dim, task.num_classes)
+    def _gaussian_model(self, task: Task) -> bottleneck.GaussianModel:
+        return bottleneck.GaussianModel(task.model, self.latent_dim, task.num_classes)
 
-    def _own(self, task: Task) -> Task:
-        """Return the task whose model has the Gaussian layer."""
-        return task._replace(model=self._model(task))
+    def _with_gaussian_layer(self, task: Task) -> Task:
+        return task._replace(model=self._gaussian_model(task))
 
-    def _body(self, shared: Global, state: State) -> Params:
-        """Return the body that a client starts from: the server's or its own."""
+    def _body(self, shared: ServerState, state: ClientState) -> Params:
+        """Return the body that a client starts from: the server's, or its private one."""
         body = shared.body if self.aggregate_body else state.body
         return dict(body)
 
@@ -254,21 +289,23 @@ class FedCR(Algorithm[Global, State, Personal]):
         return normal(key.fold("prediction"), (self.prediction_samples, self.latent_dim))
 
     def _statistics(
-        self, task: Task, classes: Gaussians, trained: Trained
+        self, task: Task, classes: bottleneck.Gaussians, trained: Trained
     ) -> tuple[dict[str, Mean | Sum], dict[str, Tensor]]:
         """Return the class products of the last epoch's Gaussians for the upload, and metrics."""
         seen = trained.collected_examples()
-        z, dtype = split(seen.x), classes.mean.dtype
-        products = class_products(z.mean, z.std, seen.y, seen.weight, task.num_classes)
+        z = bottleneck.split(seen.x)
+        dtype = classes.mean.dtype
+        products = diagonal.class_products(z.mean, z.std, seen.y, seen.weight, task.num_classes)
         rows = (products.counts > 0).to(dtype)
         upload: dict[str, Mean | Sum] = {
             "precisions": Sum(products.precision.to(dtype), rows),
             "weighted_means": Sum(products.weighted_mean.to(dtype), rows),
         }
+        gaps = diagonal.kl(classes.mean[seen.y], classes.std[seen.y], z.mean, z.std)
         metrics = {
             "steps": trained.steps,
             "loss": trained.loss,
-            "kl": weighted_mean(kl(classes.mean[seen.y], classes.std[seen.y], z.mean, z.std), seen.weight),
+            "kl": weighted_mean(gaps, seen.weight),
             "feature_std": weighted_mean(z.std.mean(1), seen.weight),
             "class_std": classes.std.mean(),
         }

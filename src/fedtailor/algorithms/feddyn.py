@@ -24,36 +24,53 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 
-from fedtailor.core import tree
-from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
-from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.message import Field, Mean, Messages, Reduced
-from fedtailor.core.options import Range
-from fedtailor.core.rng import Key
-from fedtailor.core.task import ALL, TRAINED, Batch, LossOutput, Params, Task
-from fedtailor.training.blocks import classification_loss, train
-from fedtailor.training.losses import inner_product, squared_distance
+from fedtailor.toolkit import (
+    ALL,
+    TRAINED,
+    Algorithm,
+    Batch,
+    ClientData,
+    ClientInfo,
+    ClientUpdate,
+    Cohort,
+    Download,
+    Field,
+    Key,
+    LossOutput,
+    Mean,
+    Messages,
+    ModelState,
+    OneGlobalModel,
+    Params,
+    Range,
+    Reduced,
+    Task,
+    classification_loss,
+    losses,
+    train,
+    tree,
+)
 
 
-class Server(NamedTuple):
+class ServerState(NamedTuple):
     """The global model w, and h, the mean of the clients' gradients of its trained parameters."""
 
     model: Params
     gradient: Params
 
 
-class State(NamedTuple):
-    """Client state: g_i."""
+class ClientState(NamedTuple):
+    """The client's gradient g_i."""
 
     gradient: Params
 
 
 class Regularizer(NamedTuple):
-    """What a client's regularizer is made of: the trained parameters of the received model w^t, and g_i."""
+    """The tensors of a client's regularizer: the trained parameters of the received model w^t, and g_i."""
 
     received: Params
     gradient: Params
@@ -61,17 +78,17 @@ class Regularizer(NamedTuple):
 
 def dynamic_loss(task: Task, params: Params, term: Regularizer, batch: Batch, key: Key, *, alpha: float) -> LossOutput:
     """Cross-entropy - <g_i, w - w^t> + (alpha / 2) |w - w^t|^2."""
-    output = classification_loss(task, params, (), batch, key)
-    linear = inner_product(params, term.gradient) - inner_product(term.received, term.gradient)
-    return output._replace(loss=output.loss - linear + 0.5 * alpha * squared_distance(params, term.received))
+    output = classification_loss(task, params, {}, batch, key)
+    linear = losses.inner_product(params, term.gradient) - losses.inner_product(term.received, term.gradient)
+    distance = losses.squared_distance(params, term.received)
+    return output._replace(loss=output.loss - linear + 0.5 * alpha * distance)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDyn(Algorithm[Server, State, Params]):
+class FedDyn(OneGlobalModel, Algorithm[ServerState, ClientState, Params]):
     """Federated learning with dynamic regularization."""
 
     requires_upload: ClassVar[bool] = True
-    primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "global"
 
     alpha: Annotated[float, Range(gt=0)] = 0.01
     """Weight of the squared distance from the received model, halved."""
@@ -80,43 +97,40 @@ class FedDyn(Algorithm[Server, State, Params]):
         """Declare the model."""
         return {"model": Field(kind="model", shapes=task.shapes(*ALL), weight="equal")}
 
-    def init_server(self, task: Task, key: Key) -> Server:
+    def init_server(self, task: Task, key: Key) -> ServerState:
         """Start from the common initialization, with h = 0."""
-        model = task.model.init(key.common("model"))
-        return Server(model, tree.map(torch.zeros_like, task.pick(model, *TRAINED)))
+        model = task.initial(key)
+        return ServerState(model, tree.map(torch.zeros_like, task.pick(model, *TRAINED)))
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> State:
+    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
         """Start with g_i = 0."""
-        return State({name: torch.zeros(shape) for name, shape in task.shapes(*TRAINED).items()})
+        return ClientState({name: torch.zeros(shape) for name, shape in task.shapes(*TRAINED).items()})
 
-    def broadcast(self, server: Server, cohort: Cohort) -> dict[str, Params]:
+    def broadcast(self, server: ServerState, cohort: Cohort) -> ModelState:
         """Send the model alone."""
-        return {"model": server.model}
+        return ModelState(server.model)
 
-    def local_update(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> ClientUpdate:
+    def local_update(
+        self, task: Task, download: Download[ModelState], state: ClientState, data: ClientData, key: Key
+    ) -> ClientUpdate:
         """Train the received model on the regularized objective, and update g_i."""
-        model: Params = download.shared["model"]
-        term = Regularizer(task.pick(model, *TRAINED), state.gradient)
+        received = download.shared.model
+        term = Regularizer(task.pick(received, *TRAINED), state.gradient)
         loss = partial(dynamic_loss, alpha=self.alpha)
-        trained = train(task, loss, model, context=term, data=data.train, key=key, training=self.training)
-        gradient = {name: g - self.alpha * (trained.params[name] - model[name]) for name, g in state.gradient.items()}
+        trained = train(task, loss, received, context=term, data=data.train, key=key)
+        gradient = {
+            name: g - self.alpha * (trained.params[name] - received[name]) for name, g in state.gradient.items()
+        }
         upload = {"model": Mean(trained.params, torch.ones(()))}
         metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ClientUpdate(State(gradient), upload, personal=trained.params, metrics=metrics)
+        return ClientUpdate(ClientState(gradient), upload, personal=trained.params, metrics=metrics)
 
-    def aggregate(self, server: Server, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Server, tuple[()]]:
+    def aggregate(
+        self, server: ServerState, received: Mapping[str, Reduced], cohort: Cohort
+    ) -> tuple[ServerState, tuple[()]]:
         """Update h, and correct the mean model by it."""
         mean, count = received["model"]
         rate = self.alpha * count / cohort.population
         gradient = {name: h - rate * (mean[name] - server.model[name]) for name, h in server.gradient.items()}
         corrected = {name: mean[name] - h / self.alpha for name, h in gradient.items()}
-        return Server({**mean, **corrected}, gradient), ()
-
-    def global_model(self, task: Task, server: Server) -> Params:
-        """Return the global model."""
-        return server.model
-
-    def personalize(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> Params:
-        """Return the global model."""
-        params: Params = download.shared["model"]
-        return params
+        return ServerState({**mean, **corrected}, gradient), ()

@@ -1,4 +1,4 @@
-"""FedLDA: a shared body and Gaussian class model; a client's classifier differs by its class prior alone.
+"""FedLDA: a shared body and Gaussian class model; clients' classifiers differ by their class priors alone.
 
 McLaughlin and Su 2023, "FedLDA: personalized federated learning through collaborative linear discriminant
 analysis", FL@FM workshop at NeurIPS. The body phi is trained under the frozen linear classifier of a Gaussian model
@@ -7,15 +7,15 @@ correlated features (their eq. 5):
 
     F = CE + (lambda / d) sum_{m != n} |S_mn|,   S the covariance of the features of a mini-batch.
 
-After training the client refreshes the Gaussian with momentum, from its features under the tuned body; Sigma_hat is
+After training the client refreshes the Gaussian with momentum, from its features under the trained body. Sigma_hat is
 centered by the blended means:
 
     mu_i = beta mu + (1 - beta) mu_hat,   Sigma_i = beta Sigma + (1 - beta) Sigma_hat.
 
 The server averages with weights n_i / n. A new client needs its class frequencies only.
 
-Messages: down and up ``body`` (phi), ``means`` (mu, classes x d), ``covariance`` (Sigma, d x d, packed); up, the
-weight n_i of all three. Priors stay at the clients.
+Messages: down and up ``body`` (phi), ``means`` (mu, classes x d), ``covariance`` (Sigma, d x d, packed); up, all three
+with the weight n_i. Priors stay at the clients.
 
 Deviations (the paper released no code; I: inferred, mostly from pFedFDA by the same authors):
 * The prior is smoothed by 1e-4 (I). In the text a class without training examples has the logit -infinity; a
@@ -23,19 +23,19 @@ Deviations (the paper released no code; I: inferred, mostly from pFedFDA by the 
 * S is centered by the class means of the mini-batch (I: the model's covariance is that within classes) and divided by
   max(n_b - 1, 1); ``penalty_centering`` = "batch" centers by the mean of all.
 * A class without examples keeps the server's mean (I). Sigma_hat divides by max(n_i - 1, 1). Misprinted indices (eq. 4,
-  eq. 8, the definition of Sigma_hat) are read as the class that is summed over, or the example's own.
-* Linear systems are solved after a shrinkage of 1e-4 towards the identity (I): without it, features that are always
+  eq. 8, the definition of Sigma_hat) are read as the class that is summed over, or the example's own class.
+* Linear systems are solved after a shrinkage of 1e-4 towards the identity (I). Without it, features that are always
   zero make Sigma singular after some twenty rounds.
-* The model that is evaluated is the server's body and Gaussian with the client's prior (I: eq. 4 uses the server's
-  estimates); ``evaluated_body`` = "local" takes the body of the client's own last training, the server's before it.
-* The body starts as the model does (PyTorch's variant of Kaiming's initialization, as pFedFDA).
+* The evaluated model is the server's body and Gaussian with the client's prior (I: eq. 4 uses the server's
+  estimates). ``evaluated_body`` = "local" takes the body of the client's own last training, and before it the server's.
+* The body starts as the model does (PyTorch's variant of Kaiming's initialization, as in pFedFDA).
 * ``cov_ridge`` (0.01) is added to the diagonal of Sigma_hat (I: the paper has none). Without it Sigma shrinks, the
   classifier's weights grow and training collapses: on CIFAR-10, 20 clients of 500 samples, by round 20.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
@@ -43,27 +43,32 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.core import tree
-from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
-from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.message import Field, Mean, Messages, Reduced
-from fedtailor.core.noise import uniform
-from fedtailor.core.options import Range
-from fedtailor.core.rng import Key
-from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task
-from fedtailor.statistics.gaussian import (
-    blend,
-    class_moments,
-    condition,
-    covariance,
-    fill_missing_means,
-    lda_head,
-    mahalanobis,
-    mean_negative_log_likelihood,
-    scatter_about,
-    smooth_prior,
+from fedtailor.toolkit import (
+    BODY,
+    CLASS_FREQUENCIES,
+    Adaptation,
+    Algorithm,
+    Batch,
+    ClientData,
+    ClientInfo,
+    ClientUpdate,
+    Download,
+    Field,
+    Key,
+    LossOutput,
+    Mean,
+    Messages,
+    Params,
+    Range,
+    Task,
+    cached_features,
+    cross_entropy,
+    gaussian,
+    predict_features,
+    train,
+    tree,
+    uniform,
 )
-from fedtailor.training.blocks import cached_features, cross_entropy, predict_features, train
 
 _SHRINKAGE = 1e-4  # of a covariance, before every solve
 _SPREAD = 0.1  # initial means are uniform within this distance of 0
@@ -71,16 +76,16 @@ _SPREAD = 0.1  # initial means are uniform within this distance of 0
 Centering = Literal["class", "batch"]
 
 
-class Global(NamedTuple):
-    """Server state: body, class means (classes, d), covariance (d, d)."""
+class ServerState(NamedTuple):
+    """Body, class means (classes, d), covariance (d, d)."""
 
     body: Params
     means: Tensor
     covariance: Tensor
 
 
-class State(NamedTuple):
-    """Client state where personal models have their own body: that of the last training, and whether there was one."""
+class ClientState(NamedTuple):
+    """The body of the client's last training, and 1 once there was one; kept where it is evaluated."""
 
     body: Params
     trained: Tensor
@@ -103,6 +108,14 @@ class Personal(NamedTuple):
     prior: Tensor
 
 
+class Refreshed(NamedTuple):
+    """A client's estimate of the Gaussian: means, covariance, and the features' mean negative log-likelihood, ()."""
+
+    means: Tensor
+    covariance: Tensor
+    surprise: Tensor
+
+
 def body_loss(
     task: Task, body: Params, head: Head, batch: Batch, key: Key, *, penalty: float, centering: Centering
 ) -> LossOutput:
@@ -123,11 +136,12 @@ def correlation(z: Tensor, groups: Tensor, weight: Tensor, count: int) -> Tensor
     centered = z - member @ means
     matrix = centered.T @ (centered * weight[:, None]) / (weight.sum() - 1.0).clamp(min=1.0)
     d = z.shape[1]
-    return (matrix.abs() * (1.0 - torch.eye(d, dtype=z.dtype, device=z.device))).sum() / d
+    off_diagonal = 1.0 - torch.eye(d, dtype=z.dtype, device=z.device)
+    return (matrix.abs() * off_diagonal).sum() / d
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedLDA(Algorithm[Global, State | tuple[()], Personal]):
+class FedLDA(Algorithm[ServerState, ClientState | tuple[()], Personal]):
     """Collaborative linear discriminant analysis."""
 
     momentum: Annotated[float, Range(ge=0, le=1)] = 0.5
@@ -144,9 +158,9 @@ class FedLDA(Algorithm[Global, State | tuple[()], Personal]):
     """The body of a client's personal model: the server's, or that of its own last training."""
 
     @property
-    def adaptation(self) -> str:
-        """The prior is counted."""
-        return "class frequencies"
+    def adaptation(self) -> Sequence[Adaptation]:
+        """Count the classes for the prior."""
+        return [CLASS_FREQUENCIES]
 
     def messages(self, task: Task) -> Messages:
         """Declare body, means and covariance."""
@@ -157,52 +171,66 @@ class FedLDA(Algorithm[Global, State | tuple[()], Personal]):
             "covariance": Field(kind="covariance", shapes=(d, d)),
         }
 
-    def init_server(self, task: Task, key: Key) -> Global:
+    def init_server(self, task: Task, key: Key) -> ServerState:
         """Start from the common body, small uniform means and the identity."""
         d = task.model.feature_dim
         means = _SPREAD * (2.0 * uniform(key.common("means"), (task.num_classes, d)) - 1.0)
-        return Global(task.pick(task.model.init(key.common("model")), *BODY), means, torch.eye(d))
+        return ServerState(task.initial(key, *BODY), means, torch.eye(d))
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> State | tuple[()]:
-        """Start without a body of its own."""
+    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState | tuple[()]:
+        """Start without a personal body."""
         if self.evaluated_body == "global":
             return ()
-        return State(task.pick(task.model.init(key.common("model")), *BODY), torch.zeros(()))
+        return ClientState(task.initial(key, *BODY), torch.zeros(()))
 
     def local_update(
-        self, task: Task, download: Download, state: State | tuple[()], data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: ClientState | tuple[()],
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
         """Train the body under the frozen classifier, then refresh the Gaussian."""
-        shared: Global = download.shared
-        before = self._personal(shared.body, shared, data.info)
+        shared = download.shared
+        received = self._personal(shared.body, shared, data.info)
         loss = partial(body_loss, penalty=self.penalty, centering=self.penalty_centering)
-        trained = train(task, loss, shared.body, context=before.head, data=data.train, key=key, training=self.training)
+        trained = train(task, loss, shared.body, context=received.head, data=data.train, key=key)
         body: Params = trained.params
-        means, cov, surprise = self._refresh(task, shared, body, data, key)
+        refreshed = self._refresh(task, shared, body, data, key)
         n = data.info.num_train
-        upload = {"body": Mean(body, n), "means": Mean(means, n), "covariance": Mean(cov, n)}
-        metrics = {"steps": trained.steps, "loss": trained.loss, "feature_surprise": surprise}
-        metrics |= self.diagnostics(task, before)
-        kept = State(body, torch.ones(())) if isinstance(state, State) else ()
-        return ClientUpdate(kept, upload, personal=before._replace(body=body), metrics=metrics)
+        upload = {
+            "body": Mean(body, n),
+            "means": Mean(refreshed.means, n),
+            "covariance": Mean(refreshed.covariance, n),
+        }
+        metrics = {
+            "steps": trained.steps,
+            "loss": trained.loss,
+            "feature_surprise": refreshed.surprise,
+            **self.diagnostics(task, received),
+        }
+        new_state = ClientState(body, torch.ones(())) if isinstance(state, ClientState) else ()
+        return ClientUpdate(new_state, upload, personal=received._replace(body=body), metrics=metrics)
 
-    def aggregate(self, server: Global, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Global, tuple[()]]:
-        """Take the means."""
-        old = server._asdict()
-        return Global(**{name: received[name].or_else(old[name]) for name in Global._fields}), ()
-
-    def global_model(self, task: Task, server: Global) -> Personal:
+    def global_model(self, task: Task, server: ServerState) -> Personal:
         """Return the server's Gaussian with equally likely classes."""
-        nobody = ClientInfo(torch.zeros(()), torch.zeros(task.num_classes))
-        return self._personal(server.body, server, nobody)
+        no_examples = ClientInfo(torch.zeros(()), torch.zeros(task.num_classes))
+        return self._personal(server.body, server, no_examples)
 
     def personalize(
-        self, task: Task, download: Download, state: State | tuple[()], data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: ClientState | tuple[()],
+        data: ClientData,
+        key: Key,
     ) -> Personal:
-        """Put the client's prior to the server's Gaussian."""
-        shared: Global = download.shared
-        body = tree.where(state.trained > 0, state.body, shared.body) if isinstance(state, State) else shared.body
-        return self._personal(body, shared, data.info)
+        """Combine the server's Gaussian with the client's prior."""
+        body = download.shared.body
+        if isinstance(state, ClientState):
+            body = tree.where(state.trained > 0, state.body, body)
+        return self._personal(body, download.shared, data.info)
 
     def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return logits: log joint densities up to a term that all classes share."""
@@ -211,34 +239,35 @@ class FedLDA(Algorithm[Global, State | tuple[()], Personal]):
     def ood_score(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the Mahalanobis distance of features from the nearest class mean."""
         z = predict_features(task, personal.body, x)
-        return mahalanobis(z, personal.means, personal.covariance, _SHRINKAGE).to(z.dtype)
+        return gaussian.mahalanobis(z, personal.means, personal.covariance, _SHRINKAGE).to(z.dtype)
 
     def diagnostics(self, task: Task, personal: Personal) -> dict[str, Tensor]:
         """Record the largest classifier weight, the scale of the features, and how close to singular Sigma is."""
         return {
             "max_head_weight": personal.head.weight.abs().max(),
             "feature_scale": personal.covariance.diagonal().sqrt().mean(),
-            "covariance_condition": condition(personal.covariance, _SHRINKAGE),
+            "covariance_condition": gaussian.condition(personal.covariance, _SHRINKAGE),
         }
 
-    def _refresh(
-        self, task: Task, shared: Global, body: Params, data: ClientData, key: Key
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return means and covariance blended with the server's, and how surprising the tuned body's features are."""
+    def _refresh(self, task: Task, shared: ServerState, body: Params, data: ClientData, key: Key) -> Refreshed:
+        """Estimate the Gaussian of the trained body's features, and blend it with the server's."""
         features = cached_features(task, body, data.train, key=key)
-        moments = class_moments(features.x, features.y, features.weight, task.num_classes)
+        moments = gaussian.class_moments(features.x, features.y, features.weight, task.num_classes)
         rate = torch.tensor(1.0 - self.momentum, dtype=torch.float64)
-        means = blend(fill_missing_means(moments, shared.means), shared.means, rate)
-        local = covariance(scatter_about(moments, means), features.weight.sum(), self.cov_ridge, 0.0)
-        cov = blend(local, shared.covariance, rate)
-        surprise = mean_negative_log_likelihood(features.x, features.y, features.weight, means, cov, _SHRINKAGE)
+        means = gaussian.blend(gaussian.fill_missing_means(moments, shared.means), shared.means, rate)
+        scatter = gaussian.scatter_about(moments, means)
+        local = gaussian.covariance(scatter, features.weight.sum(), self.cov_ridge, 0.0)
+        covariance = gaussian.blend(local, shared.covariance, rate)
+        surprise = gaussian.mean_negative_log_likelihood(
+            features.x, features.y, features.weight, means, covariance, _SHRINKAGE
+        )
         dtype = shared.means.dtype
-        return means.to(dtype), cov.to(dtype), surprise
+        return Refreshed(means.to(dtype), covariance.to(dtype), surprise)
 
-    def _personal(self, body: Params, shared: Global, info: ClientInfo) -> Personal:
-        """Put a prior to the server's Gaussian, and the classifier that follows; without examples all are equal."""
-        prior = smooth_prior(info.class_counts, self.prior_smoothing)
+    def _personal(self, body: Params, shared: ServerState, info: ClientInfo) -> Personal:
+        """Combine the server's Gaussian with a prior; without examples all classes are equally likely."""
+        prior = gaussian.smooth_prior(info.class_counts, self.prior_smoothing)
         dtype = shared.means.dtype
-        weight, bias = lda_head(shared.means, shared.covariance, prior, _SHRINKAGE)
+        weight, bias = gaussian.lda_head(shared.means, shared.covariance, prior, _SHRINKAGE)
         head = Head(weight.to(dtype), bias.to(dtype))
         return Personal(body, head, shared.means, shared.covariance, prior.to(dtype))

@@ -36,10 +36,12 @@ from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarde
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
 from fedtailor.core.message import Field, Mean, Messages, Reduced
 from fedtailor.core.options import Range
+from fedtailor.core.prediction import predict_features
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Batch, LossOutput, Params, Task
 from fedtailor.statistics.gaussian import class_moments
-from fedtailor.training.blocks import cached_features, cross_entropy, predict_features, train, weighted_mean
+from fedtailor.training.blocks import cached_features, train
+from fedtailor.training.losses import cross_entropy, weighted_mean
 from fedtailor.training.tuning import train_rounds
 
 

@@ -20,56 +20,47 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated
 
-from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
-from fedtailor.core.federation import ClientData
-from fedtailor.core.message import Mean
-from fedtailor.core.options import Range
-from fedtailor.core.rng import Key
-from fedtailor.core.task import TRAINED, Params, Task
-from fedtailor.training.blocks import train
-from fedtailor.training.losses import proximal_loss
-
-Server = dict[str, Params]
+from fedtailor.toolkit import (
+    TRAINED,
+    Algorithm,
+    ClientData,
+    ClientUpdate,
+    Download,
+    Key,
+    Mean,
+    ModelState,
+    OneGlobalModel,
+    Params,
+    Range,
+    Task,
+    losses,
+    train,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProx(Algorithm[Server, tuple[()], Params]):
+class FedProx(OneGlobalModel, Algorithm[ModelState, tuple[()], Params]):
     """Federated averaging with a proximal term."""
-
-    primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "global"
 
     penalty: Annotated[float, Range(ge=0)] = 0.1
     """Weight of the squared distance from the received model (mu), halved."""
 
     def warnings(self, task: Task) -> list[str]:
         """Without a penalty nothing is left of the method."""
-        return [] if self.penalty else ["with penalty 0, this is FedAvg."]
+        if self.penalty:
+            return []
+        return ["with penalty 0, this is FedAvg."]
 
     def local_update(
-        self, task: Task, download: Download, state: tuple[()], data: ClientData, key: Key
+        self, task: Task, download: Download[ModelState], state: tuple[()], data: ClientData, key: Key
     ) -> ClientUpdate:
-        """Train the received model on all layers, not far from where it was."""
-        received: Params = download.shared["model"]
-        trained = train(
-            task,
-            partial(proximal_loss, penalty=self.penalty),
-            received,
-            context=task.pick(received, *TRAINED),
-            data=data.train,
-            key=key,
-            training=self.training,
-        )
+        """Train the received model on all layers, near where it was."""
+        received = download.shared.model
+        loss = partial(losses.proximal_loss, penalty=self.penalty)
+        center = task.pick(received, *TRAINED)
+        trained = train(task, loss, received, context=center, data=data.train, key=key)
         upload = {"model": Mean(trained.params, data.info.num_train)}
         metrics = {"steps": trained.steps, "loss": trained.loss}
         return ClientUpdate(state, upload, personal=trained.params, metrics=metrics)
-
-    def global_model(self, task: Task, server: Server) -> Params:
-        """Return the global model."""
-        return server["model"]
-
-    def personalize(self, task: Task, download: Download, state: tuple[()], data: ClientData, key: Key) -> Params:
-        """Return the global model."""
-        params: Params = download.shared["model"]
-        return params

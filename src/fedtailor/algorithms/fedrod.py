@@ -37,10 +37,12 @@ from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarde
 from fedtailor.core.federation import ClientData, ClientInfo
 from fedtailor.core.message import Field, Mean, Messages
 from fedtailor.core.options import Range
+from fedtailor.core.prediction import predict_features
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, Batch, LossOutput, Params, Task
 from fedtailor.statistics.gaussian import smooth_prior
-from fedtailor.training.blocks import cross_entropy, predict_features, train
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import cross_entropy
 from fedtailor.training.tuning import in_words
 
 Server = dict[str, Params]

@@ -35,9 +35,11 @@ from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
 from fedtailor.core.federation import ClientData, ExampleSet
 from fedtailor.core.message import Field, Mean, Messages, spread
 from fedtailor.core.options import Range
+from fedtailor.core.prediction import predict_logits
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, Batch, Params, Task
-from fedtailor.training.blocks import classification_loss, forward, predict_logits, train
+from fedtailor.training.blocks import forward, train
+from fedtailor.training.losses import classification_loss
 
 Server = dict[str, Params]
 

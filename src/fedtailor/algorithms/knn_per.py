@@ -11,16 +11,17 @@ The point ``local`` shows the model that a client has just trained, without neig
 Messages: down ``model`` (w); up ``model`` (w_i, weight n_i). Features and labels stay in a client's model file.
 
 Deviations (P: paper, C: released code):
-* lambda is chosen per client on its validation examples, if it has any (``data.val_fraction``): most right predictions
-  among 0, 0.1, ..., 1, of equals the one nearest to ``mixing``; their scores are then optimistic. Else it is
-  ``mixing``. P tunes it so, too; C scores the whole grid on test examples.
-* The kernel decays with the distance, as in P; C's with its square over d, and gives 0 / 0 where it underflows.
-* Of examples at the same distance the first count. With fewer than k examples all are neighbors, without any the
+* A client with validation examples (``data.val_fraction``) chooses lambda on them: the value of 0, 0.1, ..., 1 with the
+  most right predictions, and among equals the one nearest to ``mixing``. Validation scores are then optimistic.
+  Otherwise lambda is ``mixing``. P tunes it so, too; C scores the whole grid on test examples.
+* The kernel decays with the distance, as in P. C's decays with its square over d, and gives 0 / 0 where it underflows.
+* Of examples at the same distance the first count. With fewer than k examples all are neighbors; without any, the
   client predicts with the global model. New clients are treated as known ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, NamedTuple
@@ -28,16 +29,27 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
-from fedtailor.core.federation import ClientData
-from fedtailor.core.message import Mean
-from fedtailor.core.options import Range
-from fedtailor.core.per_example import PerExample
-from fedtailor.core.rng import Key
-from fedtailor.core.task import Batch, Params, Task
-from fedtailor.training.blocks import cached_features, classification_loss, forward, predict_features, train
-
-Server = dict[str, Params]
+from fedtailor.toolkit import (
+    Adaptation,
+    Algorithm,
+    Batch,
+    ClientData,
+    ClientUpdate,
+    Download,
+    Key,
+    Mean,
+    ModelState,
+    NearestNeighbors,
+    Params,
+    PerExample,
+    Range,
+    Task,
+    cached_features,
+    classification_loss,
+    forward,
+    predict_features,
+    train,
+)
 
 _GRID = tuple(step / 10 for step in range(11))  # values of lambda to choose from
 
@@ -58,30 +70,37 @@ class Personal(NamedTuple):
     mixing: Tensor  # ()
 
 
-def remembered(memory: Memory, z: Tensor, num_classes: int, neighbors: int, scale: float) -> Tensor:
+def neighbor_probabilities(memory: Memory, z: Tensor, num_classes: int, neighbors: int, scale: float) -> Tensor:
     """Return the probabilities (b, classes) by the nearest examples; 0 where nothing is remembered."""
     distance = torch.cdist(z, memory.features, compute_mode="donot_use_mm_for_euclid_dist")  # (b, n), exact
     distance = torch.where(memory.weight > 0, distance, torch.inf)
     nearest = torch.argsort(distance, dim=1, stable=True)[:, :neighbors]  # (b, k)
     kernel = torch.softmax(-distance.gather(1, nearest) / scale, dim=1)
-    kernel = torch.where(memory.weight[nearest] > 0, kernel, 0.0)  # without any, the softmax is not a number
+    kernel = torch.where(memory.weight[nearest] > 0, kernel, 0.0)  # the softmax of infinite distances is NaN
     member = memory.labels[nearest][..., None] == torch.arange(num_classes)  # (b, k, classes)
     return (kernel[..., None] * member).sum(1)
 
 
 def right_by_mixing(
-    task: Task, personal: Personal, context: tuple[()], batch: Batch, key: Key, *, neighbors: int, scale: float
+    task: Task,
+    personal: Personal,
+    context: Mapping[str, Tensor],
+    batch: Batch,
+    key: Key,
+    *,
+    neighbors: int,
+    scale: float,
 ) -> Tensor:
     """Return whether predictions are right (b, grid), for every value of lambda on the grid."""
     z = predict_features(task, personal.model, batch.x)
     mixing = torch.tensor(_GRID)[:, None, None]
-    near = remembered(personal.memory.value, z, task.num_classes, neighbors, scale)
+    near = neighbor_probabilities(personal.memory.value, z, task.num_classes, neighbors, scale)
     mixture = torch.lerp(task.model.head(personal.model, z).softmax(1), near, mixing)  # (grid, b, classes)
     return (mixture.argmax(2) == batch.y).to(z.dtype).mT
 
 
 @dataclass(frozen=True, kw_only=True)
-class KNNPer(Algorithm[Server, tuple[()], Personal]):
+class KNNPer(Algorithm[ModelState, tuple[()], Personal]):
     """Federated averaging, personalized by nearest neighbors."""
 
     neighbors: Annotated[int, Range(ge=1)] = 10
@@ -92,46 +111,50 @@ class KNNPer(Algorithm[Server, tuple[()], Personal]):
     """Share of the neighbors in predictions (lambda) of a client without validation examples."""
 
     @property
-    def adaptation(self) -> str:
-        """Training examples are remembered."""
-        if not self.mixing:
-            return "nearest neighbors where validation examples favor them"
-        return f"{self.neighbors} nearest neighbor{'s' if self.neighbors > 1 else ''}"
+    def adaptation(self) -> Sequence[Adaptation]:
+        """Remember the training examples."""
+        return [NearestNeighbors(self.neighbors, validated=self.mixing == 0)]
 
     def warnings(self, task: Task) -> list[str]:
         """Without a share, neighbors do nothing."""
-        return [] if self.mixing else ["with mixing 0, this is FedAvg for clients without validation examples."]
+        if self.mixing:
+            return []
+        return ["with mixing 0, this is FedAvg for clients without validation examples."]
 
     def local_update(
-        self, task: Task, download: Download, state: tuple[()], data: ClientData, key: Key
+        self, task: Task, download: Download[ModelState], state: tuple[()], data: ClientData, key: Key
     ) -> ClientUpdate:
         """Train the received model on all layers."""
-        received = download.shared["model"]
-        trained = train(task, classification_loss, received, data=data.train, key=key, training=self.training)
+        trained = train(task, classification_loss, download.shared.model, data=data.train, key=key)
         upload = {"model": Mean(trained.params, data.info.num_train)}
-        metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ClientUpdate(state, upload, personal=self._bare(task, trained.params), metrics=metrics)
+        personal = _without_memory(task, trained.params)
+        return ClientUpdate(state, upload, personal=personal, metrics={"steps": trained.steps, "loss": trained.loss})
 
-    def global_model(self, task: Task, server: Server) -> Personal:
+    def global_model(self, task: Task, server: ModelState) -> Personal:
         """Return the global model, which remembers nothing."""
-        return self._bare(task, server["model"])
+        return _without_memory(task, server.model)
 
-    def personalize(self, task: Task, download: Download, state: tuple[()], data: ClientData, key: Key) -> Personal:
+    def personalize(
+        self, task: Task, download: Download[ModelState], state: tuple[()], data: ClientData, key: Key
+    ) -> Personal:
         """Remember the training examples; choose the mixture on the validation examples, if there are any."""
-        table = cached_features(task, download.shared["model"], data.train, key=key)
+        model = download.shared.model
+        table = cached_features(task, model, data.train, key=key)
         memory = PerExample(Memory(table.x, table.labels(), table.weight))
-        personal = Personal(download.shared["model"], memory, torch.zeros(()))
+        personal = Personal(model, memory, torch.zeros(()))
         count_right = partial(right_by_mixing, neighbors=self.neighbors, scale=self.kernel_scale)
         right = data.val.weight @ forward(task, count_right, personal, data.val, key=key)  # (grid,)
         grid = torch.tensor(_GRID)
-        best = grid[torch.argmax(right - (grid - self.mixing).abs() / 2)]  # the numbers of right ones are whole
+        tie_break = (grid - self.mixing).abs() / 2  # less than 1, and numbers of right predictions are whole
+        best = grid[torch.argmax(right - tie_break)]
         mixing = torch.where(data.val.size() > 0, best, self.mixing)
         return personal._replace(mixing=torch.where(table.size() > 0, mixing, 0.0))
 
     def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the logarithms of the mixed probabilities."""
         z = predict_features(task, personal.model, x)
-        near = remembered(personal.memory.value, z, task.num_classes, self.neighbors, self.kernel_scale)
+        memory: Memory = personal.memory.value
+        near = neighbor_probabilities(memory, z, task.num_classes, self.neighbors, self.kernel_scale)
         mixture = torch.lerp(task.model.head(personal.model, z).softmax(1), near, personal.mixing)
         return mixture.clamp(min=torch.finfo(mixture.dtype).tiny).log()
 
@@ -139,7 +162,8 @@ class KNNPer(Algorithm[Server, tuple[()], Personal]):
         """Record the share of the neighbors."""
         return {"mixing": personal.mixing}
 
-    def _bare(self, task: Task, model: Params) -> Personal:
-        """Return a model that remembers nothing."""
-        nothing = Memory(torch.zeros(0, task.model.feature_dim), torch.zeros(0, dtype=torch.int64), torch.zeros(0))
-        return Personal(model, PerExample(nothing), torch.zeros(()))
+
+def _without_memory(task: Task, model: Params) -> Personal:
+    """Return a model that remembers nothing."""
+    nothing = Memory(torch.zeros(0, task.model.feature_dim), torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    return Personal(model, PerExample(nothing), torch.zeros(()))

@@ -31,7 +31,8 @@ from fedtailor.core.message import Field, Mean, Messages
 from fedtailor.core.options import Range
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, BODY, Params, Task
-from fedtailor.training.blocks import classification_loss, train
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import classification_loss
 from fedtailor.training.tuning import FineTuned, in_words, tune
 
 Server = dict[str, Params]

@@ -21,7 +21,8 @@ from fedtailor.core.federation import ClientData, ClientInfo, Cohort
 from fedtailor.core.message import Messages, Reduced
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Params, Task
-from fedtailor.training.blocks import classification_loss, train
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import classification_loss
 from fedtailor.training.tuning import train_rounds
 
 

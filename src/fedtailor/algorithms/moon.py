@@ -22,26 +22,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtailor.core import tree
-from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
-from fedtailor.core.federation import ClientData, ClientInfo
-from fedtailor.core.message import Mean
-from fedtailor.core.options import Range
-from fedtailor.core.rng import Key
-from fedtailor.core.task import Batch, LossOutput, Params, Task
-from fedtailor.training.blocks import cross_entropy, train, weighted_mean
+from fedtailor.toolkit import (
+    Algorithm,
+    Batch,
+    ClientData,
+    ClientInfo,
+    ClientUpdate,
+    Download,
+    Key,
+    LossOutput,
+    Mean,
+    ModelState,
+    OneGlobalModel,
+    Params,
+    Range,
+    Task,
+    cross_entropy,
+    train,
+    tree,
+    weighted_mean,
+)
 
-Server = dict[str, Params]
 
-
-class State(NamedTuple):
-    """Client state: the model of its last round, and 1 once there was one, ()."""
+class ClientState(NamedTuple):
+    """The client's model of its last round, and 1 once there was one, ()."""
 
     previous: Params
     trained: Tensor
@@ -59,20 +69,17 @@ def contrastive_loss(
 ) -> LossOutput:
     """Cross-entropy, plus a contrast that prefers the features of the received model to those of the previous one."""
     z, buffers = task.model.features(params, batch.x, weight=batch.weight, key=key, training=True)
-    near, far = (
-        F.cosine_similarity(z, task.model.features(model, batch.x, weight=batch.weight, key=key, training=False)[0])
-        for model in frozen
-    )
-    contrast = weighted_mean(-F.logsigmoid((near - far) / temperature), batch.weight)
+    z_received, _ = task.model.features(frozen.received, batch.x, weight=batch.weight, key=key, training=False)
+    z_previous, _ = task.model.features(frozen.previous, batch.x, weight=batch.weight, key=key, training=False)
+    difference = F.cosine_similarity(z, z_received) - F.cosine_similarity(z, z_previous)
+    contrast = weighted_mean(-F.logsigmoid(difference / temperature), batch.weight)
     supervised = cross_entropy(task.model.head(params, z), batch.y, batch.weight)
     return LossOutput(supervised + penalty * contrast, buffers)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moon(Algorithm[Server, State, Params]):
+class Moon(OneGlobalModel, Algorithm[ModelState, ClientState, Params]):
     """Model-contrastive federated learning: one global model."""
-
-    primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "global"
 
     penalty: Annotated[float, Range(ge=0)] = 1.0
     """Weight of the contrast (mu)."""
@@ -81,33 +88,23 @@ class Moon(Algorithm[Server, State, Params]):
 
     def warnings(self, task: Task) -> list[str]:
         """Without its weight, the contrast does nothing."""
-        return [] if self.penalty else ["with penalty 0, this is FedAvg."]
+        if self.penalty:
+            return []
+        return ["with penalty 0, this is FedAvg."]
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> State:
+    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
         """Start without a last round."""
-        return State(task.model.init(key.common("model")), torch.zeros(()))
+        return ClientState(task.initial(key), torch.zeros(()))
 
-    def local_update(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> ClientUpdate:
+    def local_update(
+        self, task: Task, download: Download[ModelState], state: ClientState, data: ClientData, key: Key
+    ) -> ClientUpdate:
         """Train the received model, compared with itself and with the client's last one."""
-        received: Params = download.shared["model"]
-        trained = train(
-            task,
-            partial(contrastive_loss, penalty=self.penalty, temperature=self.temperature),
-            received,
-            context=Frozen(received, tree.where(state.trained > 0, state.previous, received)),
-            data=data.train,
-            key=key,
-            training=self.training,
-        )
+        received = download.shared.model
+        frozen = Frozen(received, tree.where(state.trained > 0, state.previous, received))
+        loss = partial(contrastive_loss, penalty=self.penalty, temperature=self.temperature)
+        trained = train(task, loss, received, context=frozen, data=data.train, key=key)
         upload = {"model": Mean(trained.params, data.info.num_train)}
         metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ClientUpdate(State(trained.params, torch.ones(())), upload, personal=trained.params, metrics=metrics)
-
-    def global_model(self, task: Task, server: Server) -> Params:
-        """Return the global model."""
-        return server["model"]
-
-    def personalize(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> Params:
-        """Return the global model."""
-        params: Params = download.shared["model"]
-        return params
+        new_state = ClientState(trained.params, torch.ones(()))
+        return ClientUpdate(new_state, upload, personal=trained.params, metrics=metrics)

@@ -12,75 +12,99 @@ Messages: down and up ``mean`` (mu of p, and buffers) and ``raw`` (rho of p), of
 
 Deviations (P: paper; U: the unofficial port of github.com/AllenBeau/pFedBayes):
 * Steps are Adam's, as in P's experiments; moments start anew each round. Of ``training`` only the amount counts.
-* The likelihood is scaled to all n_i examples, and clients weigh the same; U does otherwise, with 5 steps of q a batch.
-* Means start at the common initialization (P: normal), clients, new ones too, at p. The mean of q predicts, or of p.
+* The likelihood is scaled to all n_i examples, and clients weigh the same. U does otherwise, with 5 steps of q a batch.
+* Means start at the common initialization (P: normal); clients, new ones too, start at p. The mean of q predicts, or
+  that of p.
 * P trains everybody and averages some (``federation.train`` = "all"). A client keeps its own buffers; means are sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedtailor.core import tree
-from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
-from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.message import Field, Mean, Messages, Reduced
-from fedtailor.core.options import Range
-from fedtailor.core.rng import Key
-from fedtailor.core.task import ALL, TRAINED, Batch, Params, Task
-from fedtailor.statistics.gaussian_heads import HeadPosterior, divergence_between, expected_loss, raw_of
-from fedtailor.training.blocks import StepOutput, Trained, train
-from fedtailor.training.optimizer import Moments, adam_step
+from fedtailor.toolkit import (
+    ALL,
+    TRAINED,
+    Adaptation,
+    Algorithm,
+    Batch,
+    ClientData,
+    ClientInfo,
+    ClientUpdate,
+    Cohort,
+    Download,
+    Field,
+    Key,
+    Mean,
+    Messages,
+    Onboarded,
+    Params,
+    Range,
+    Reduced,
+    RoundOfTraining,
+    StepOutput,
+    Task,
+    Trained,
+    gaussian_heads,
+    optimizer,
+    train,
+    tree,
+)
 
 
-class State(NamedTuple):
-    """Client state: its Gaussian q, whose means hold buffers too, and 1 once it has trained."""
+class ServerState(NamedTuple):
+    """The global Gaussian p: means (with buffers), and raw deviations."""
 
-    own: HeadPosterior
+    mean: Params
+    raw: Params
+
+
+class ClientState(NamedTuple):
+    """The client's Gaussian q, whose means hold buffers too, and 1 once it has trained."""
+
+    own: gaussian_heads.HeadPosterior
     trained: Tensor
 
 
 class Learner(NamedTuple):
-    """What a step changes: q and p, Adam's moments of both, and the sum of the losses."""
+    """The values that a step changes: q and p, Adam's moments of both, and the sum of the losses."""
 
-    own: HeadPosterior
-    copy: HeadPosterior
-    moments: tuple[Moments, Moments]
+    own: gaussian_heads.HeadPosterior
+    copy: gaussian_heads.HeadPosterior
+    own_moments: optimizer.Moments
+    copy_moments: optimizer.Moments
     loss: Tensor
 
 
 def alternate(task: Task, old: Learner, count: Tensor, batch: Batch, key: Key, *, method: PFedBayes) -> StepOutput:
     """Take a step of q towards the data and p, then one of p towards the new q; ``count`` is n_i."""
 
-    def objective(own: HeadPosterior) -> tuple[Tensor, tuple[Tensor, Params]]:
-        loss, buffers = expected_loss(task, own, batch, key, method.draws)
-        loss = count * loss + method.penalty * divergence_between(own, old.copy)
+    def own_objective(own: gaussian_heads.HeadPosterior) -> tuple[Tensor, tuple[Tensor, Params]]:
+        loss, buffers = gaussian_heads.expected_loss(task, own, batch, key, method.draws)
+        loss = count * loss + method.penalty * gaussian_heads.divergence_between(own, old.copy)
         return loss, (loss, buffers)
 
-    slope, (loss, buffers) = torch.func.grad(objective, has_aux=True)(old.own)
-    own, first = adam_step(old.own, slope, old.moments[0], key.step, method.personal_lr)
+    slope, (loss, buffers) = torch.func.grad(own_objective, has_aux=True)(old.own)
+    own, own_moments = optimizer.adam_step(old.own, slope, old.own_moments, key.step, method.personal_lr)
     own = own._replace(mean={**own.mean, **task.pick(old.own.mean, "buffer"), **buffers})
-    slope = torch.func.grad(lambda copy: method.penalty * divergence_between(own, copy))(old.copy)
-    copy, second = adam_step(old.copy, slope, old.moments[1], key.step, method.global_lr)
-    return StepOutput(Learner(own, copy, (first, second), old.loss + loss))
 
+    def copy_objective(copy: gaussian_heads.HeadPosterior) -> Tensor:
+        return method.penalty * gaussian_heads.divergence_between(own, copy)
 
-def _own(download: Download, state: State) -> Any:
-    """Return a client's Gaussian: the global one if it never trained."""
-    return tree.where(state.trained > 0, state.own, download.shared)
+    slope = torch.func.grad(copy_objective)(old.copy)
+    copy, copy_moments = optimizer.adam_step(old.copy, slope, old.copy_moments, key.step, method.global_lr)
+    return StepOutput(Learner(own, copy, own_moments, copy_moments, old.loss + loss))
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedBayes(Algorithm[HeadPosterior, State, Params]):
+class PFedBayes(Algorithm[ServerState, ClientState, Params]):
     """Personalization by variational inference around a global Gaussian over the weights."""
-
-    onboarding = "a round's training of all layers"
 
     penalty: Annotated[float, Range(ge=0)] = 10.0
     """Weight of the divergence of a client's Gaussian from the global one (zeta)."""
@@ -95,55 +119,93 @@ class PFedBayes(Algorithm[HeadPosterior, State, Params]):
     mixing: Annotated[float, Range(ge=0, le=1)] = 1.0
     """Share of the clients' mean in the new global Gaussian (beta)."""
 
+    @property
+    def onboarding(self) -> Sequence[Adaptation]:
+        """Train for a round."""
+        return [RoundOfTraining()]
+
     def warnings(self, task: Task) -> list[str]:
-        """Name what keeps the global Gaussian as it is, and what the training section asks for in vain."""
-        options = ("penalty", "global_lr", "mixing")
-        still = [f"with {name} 0, the global Gaussian never moves." for name in options if getattr(self, name) == 0]
-        return still + self.training.not_used("optimizer", "lr", "momentum", "weight_decay", "clip_norm")
+        """Name options that freeze the global Gaussian, and training options that have no effect."""
+        frozen = [name for name in ("penalty", "global_lr", "mixing") if getattr(self, name) == 0]
+        found = [f"with {name} 0, the global Gaussian never moves." for name in frozen]
+        return found + self.training.not_used("optimizer", "lr", "momentum", "weight_decay", "clip_norm")
 
     def messages(self, task: Task) -> Messages:
         """Declare means, with buffers, and raw deviations."""
-        groups = {"mean": ALL, "raw": TRAINED}
-        return {name: Field(kind="model", shapes=task.shapes(*of), weight="equal") for name, of in groups.items()}
+        return {
+            "mean": Field(kind="model", shapes=task.shapes(*ALL), weight="equal"),
+            "raw": Field(kind="model", shapes=task.shapes(*TRAINED), weight="equal"),
+        }
 
-    def init_server(self, task: Task, key: Key) -> HeadPosterior:
+    def init_server(self, task: Task, key: Key) -> ServerState:
         """Start from the common initialization, equally uncertain everywhere."""
-        mean, raw = task.model.init(key.common("model")), raw_of(self.initial_scale)
-        return HeadPosterior(mean, {name: torch.full_like(mean[name], raw) for name in task.names(*TRAINED)})
+        mean = task.initial(key)
+        raw = gaussian_heads.raw_of(self.initial_scale)
+        return ServerState(mean, {name: torch.full_like(mean[name], raw) for name in task.names(*TRAINED)})
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> State:
+    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
         """Start like the server; the first download replaces it."""
-        return State(self.init_server(task, key), torch.zeros(()))
+        return ClientState(_gaussian(self.init_server(task, key)), torch.zeros(()))
 
-    def local_update(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> ClientUpdate:
+    def local_update(
+        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+    ) -> ClientUpdate:
         """Train the client's Gaussian and its copy of the global one in turn."""
         trained = self.learn(task, download.shared, _own(download, state), data, key)
-        end, one = trained.params, torch.ones(())
+        end: Learner = trained.params
+        one = torch.ones(())
         mean = {**end.copy.mean, **task.pick(end.own.mean, "buffer")}
-        metrics = {"steps": trained.steps, "loss": end.loss / trained.steps.clamp(min=1)}
         upload = {"mean": Mean(mean, one), "raw": Mean(end.copy.raw, one)}
-        return ClientUpdate(State(end.own, one), upload, personal=end.own.mean, metrics=metrics)
+        metrics = {"steps": trained.steps, "loss": end.loss / trained.steps.clamp(min=1)}
+        return ClientUpdate(ClientState(end.own, one), upload, personal=end.own.mean, metrics=metrics)
 
-    def aggregate(self, server: HeadPosterior, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Any, Any]:
+    def aggregate(
+        self, server: ServerState, received: Mapping[str, Reduced], cohort: Cohort
+    ) -> tuple[ServerState, tuple[()]]:
         """Mix the means of means and raw deviations into the old ones."""
-        new = HeadPosterior(received["mean"].or_else(server.mean), received["raw"].or_else(server.raw))
-        return tree.map(lambda old, mean: (1 - self.mixing) * old + self.mixing * mean, server, new), ()
+        new = ServerState(received["mean"].or_else(server.mean), received["raw"].or_else(server.raw))
 
-    def global_model(self, task: Task, server: HeadPosterior) -> Params:
+        def mix(old: Tensor, mean: Tensor) -> Tensor:
+            return (1 - self.mixing) * old + self.mixing * mean
+
+        return tree.map(mix, server, new), ()
+
+    def global_model(self, task: Task, server: ServerState) -> Params:
         """Return the mean of the global Gaussian."""
         return server.mean
 
-    def onboard(self, task: Task, download: Download, info: ClientInfo, data: ClientData, key: Key) -> Onboarded:
-        """Start from the global Gaussian and train for a round, while that stays as it is."""
-        end = replace(self, global_lr=0.0).learn(task, download.shared, download.shared, data, key)
-        return Onboarded(State(end.params.own, torch.ones(())), end.steps)
+    def onboard(
+        self, task: Task, download: Download[ServerState], info: ClientInfo, data: ClientData, key: Key
+    ) -> Onboarded:
+        """Start from the global Gaussian and train for a round, with the global Gaussian fixed."""
+        with_fixed_global = replace(self, global_lr=0.0)
+        trained = with_fixed_global.learn(task, download.shared, _gaussian(download.shared), data, key)
+        end: Learner = trained.params
+        return Onboarded(ClientState(end.own, torch.ones(())), trained.steps)
 
-    def personalize(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> Params:
+    def personalize(
+        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+    ) -> Params:
         """Return the mean of the client's Gaussian."""
         return dict(_own(download, state).mean)
 
-    def learn(self, task: Task, shared: HeadPosterior, own: HeadPosterior, data: ClientData, key: Key) -> Trained:
+    def learn(
+        self, task: Task, shared: ServerState, own: gaussian_heads.HeadPosterior, data: ClientData, key: Key
+    ) -> Trained:
         """Train for a round; the result is a :class:`Learner`."""
-        start = Learner(own, shared, (Moments.zeros(own), Moments.zeros(shared)), torch.zeros(()))
-        step, count, plan = partial(alternate, method=self), data.info.num_train, self.training
-        return train(task, None, start, context=count, data=data.train, key=key, training=plan, step=step)
+        copy = _gaussian(shared)
+        own_moments = optimizer.Moments.zeros(own)
+        copy_moments = optimizer.Moments.zeros(copy)
+        start = Learner(own, copy, own_moments, copy_moments, torch.zeros(()))
+        step = partial(alternate, method=self)
+        return train(task, None, start, context=data.info.num_train, data=data.train, key=key, step=step)
+
+
+def _gaussian(server: ServerState) -> gaussian_heads.HeadPosterior:
+    return gaussian_heads.HeadPosterior(server.mean, server.raw)
+
+
+def _own(download: Download[ServerState], state: ClientState) -> gaussian_heads.HeadPosterior:
+    """Return a client's Gaussian: the global one if it never trained."""
+    own: gaussian_heads.HeadPosterior = tree.where(state.trained > 0, state.own, _gaussian(download.shared))
+    return own

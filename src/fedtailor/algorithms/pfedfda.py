@@ -3,36 +3,38 @@
 McLaughlin and Su 2024, "Personalized federated learning via feature distribution adaptation", NeurIPS. The body
 phi is trained under the frozen linear classifier of a Gaussian model (one mean per class mu, one covariance
 Sigma) with the client's own class prior pi_i. The client then estimates its own Gaussian from the features seen
-while training, and blends it with the global one (their eq. 8-9):
+during training, and blends it with the global one (their eq. 8-9):
 
     mu_i = beta mu_hat + (1 - beta) mu_g,   Sigma_i = beta Sigma_hat + (1 - beta) Sigma_g,
 
-where beta minimizes the cross-entropy of two-fold cross-validation (their eq. 10). Clients upload the blend,
-the server averages with weights n_i / n. At test time a client uses phi_g, its blend and its prior: no gradient.
+where beta minimizes the cross-entropy of two-fold cross-validation (their eq. 10). Clients upload the blend, and
+the server averages with weights n_i / n. At test time a client uses phi_g, its blend and its prior, and takes no
+gradient step.
 
-Messages: down and up ``body`` (phi), ``means`` (mu, classes x d), ``covariance`` (Sigma, d x d, packed); up, the
-weight n_i of all three. The linear head is computed by everybody and never sent.
+Messages: down and up ``body`` (phi), ``means`` (mu, classes x d), ``covariance`` (Sigma, d x d, packed); up, all three
+with the weight n_i. Everybody computes the linear head, so it is never sent.
 
 Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P):
 * Ridge of Sigma_hat: C adds 1e-4 to every entry and a full identity, P a small multiple of the identity
-  (``cov_ridge``, ``cov_offset``). Small ridges make the classifier's weights, and then the features, explode.
-* beta: ``single`` as P and its main tables (C defaults to ``multi``). Both describe variants of L-BFGS; we search
-  the multiples of 2^-12 from a coarse grid down, with one matrix decomposition per fold; the smallest beta of a tie.
-* Initial means are uniform in [0, 1] as C; P says spherical Gaussian, which suits rectified features worse.
-* Statistics use the features of all epochs, taken before each step, as C; so both folds share examples.
-* Training drops the last, shorter batch in C; here ``training.drop_last`` decides, and is off by default.
-* Linear systems are solved by an eigendecomposition, which gives the solution of smallest norm where C's least squares
-  would; with the shrinkage of 1e-4 there is only one.
+  (``cov_ridge``, ``cov_offset``). With small ridges the classifier's weights explode, and then the features.
+* beta: ``single`` as in P and its main tables (the default of C is ``multi``). Both describe variants of L-BFGS. We
+  search the multiples of 2^-12 from a coarse grid down, with one matrix decomposition per fold, and take the smallest
+  beta of a tie.
+* Initial means are uniform in [0, 1], as in C. P says spherical Gaussian, which suits rectified features worse.
+* Statistics use the features of all epochs, taken before each step, as in C. So both folds share examples.
+* C drops the last, shorter batch in training. Here ``training.drop_last`` decides, and is off by default.
+* Linear systems are solved by an eigendecomposition. It gives the solution of smallest norm, as C's least squares
+  do; with the shrinkage of 1e-4 there is only one solution.
 * Evaluation uses all training examples; C drops the last, shorter batch (``evaluate_drop_last``). Only there, and as
-  C, a class with fewer than ``evaluate_min_class_count`` examples takes its mean from the server.
+  in C, a class with fewer than ``evaluate_min_class_count`` examples takes its mean from the server.
 * The projection to the nearest positive definite matrix is skipped where a ridge makes it the identity.
-* Means, covariances and solves are in float64 (C: float32); folds are drawn by key (C: a fixed seed).
+* Means, covariances and solves are in float64 (C: float32). Folds are drawn by key (C: a fixed seed).
 * An empty cohort leaves the server as it is (C would zero the model).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -40,40 +42,47 @@ import torch
 from torch import Tensor
 
 from fedtailor.algorithms._beta_search import find_beta
-from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
-from fedtailor.core.federation import ClientData, ClientInfo, Cohort, ExampleSet
-from fedtailor.core.message import Field, Mean, Messages, Reduced
-from fedtailor.core.noise import row_words, uniform
-from fedtailor.core.options import Range
-from fedtailor.core.rng import Key
-from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task
-from fedtailor.statistics.gaussian import (
-    blend,
-    class_moments,
-    condition,
-    covariance,
-    fill_missing_means,
-    lda_head,
-    mahalanobis,
-    mean_negative_log_likelihood,
-    nearest_pd,
-    smooth_prior,
+from fedtailor.toolkit import (
+    BODY,
+    CLOSED_FORM,
+    Adaptation,
+    Algorithm,
+    Batch,
+    ClientData,
+    ClientInfo,
+    ClientUpdate,
+    Download,
+    ExampleSet,
+    Field,
+    Key,
+    LossOutput,
+    Mean,
+    Messages,
+    Params,
+    Range,
+    Task,
+    cached_features,
+    cross_entropy,
+    gaussian,
+    predict_features,
+    row_words,
+    train,
+    uniform,
 )
-from fedtailor.training.blocks import cached_features, cross_entropy, predict_features, train
 
 _SHRINKAGE = 1e-4  # of a covariance, before every solve (C)
 
 
-class Global(NamedTuple):
-    """Server state: body, class means (classes, d), covariance (d, d)."""
+class ServerState(NamedTuple):
+    """Body, class means (classes, d), covariance (d, d)."""
 
     body: Params
     means: Tensor
     covariance: Tensor
 
 
-class State(NamedTuple):
-    """Client state: its last beta for means and covariance (2,), used if the search fails."""
+class ClientState(NamedTuple):
+    """The client's last beta for means and covariance (2,), used if the search fails."""
 
     beta: Tensor
 
@@ -83,6 +92,14 @@ class Head(NamedTuple):
 
     weight: Tensor
     bias: Tensor
+
+
+class Blend(NamedTuple):
+    """A client's Gaussian between its own and the global one: means, covariance, and the two betas (2,)."""
+
+    means: Tensor
+    covariance: Tensor
+    beta: Tensor
 
 
 class Personal(NamedTuple):
@@ -97,13 +114,14 @@ class Personal(NamedTuple):
 
 
 def body_loss(task: Task, body: Params, head: Head, batch: Batch, key: Key) -> LossOutput:
-    """Cross-entropy under a frozen classifier; collects the features (eq. 5, as a loss)."""
+    """Cross-entropy under a frozen classifier (eq. 5, as a loss); collects the features."""
     z, buffers = task.model.features(body, batch.x, weight=batch.weight, key=key, training=True)
-    return LossOutput(cross_entropy(z @ head.weight.T + head.bias, batch.y, batch.weight), buffers, z.detach())
+    loss = cross_entropy(z @ head.weight.T + head.bias, batch.y, batch.weight)
+    return LossOutput(loss, buffers, z.detach())
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedFDA(Algorithm[Global, State, Personal]):
+class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
     """Personalization by feature distribution adaptation."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -111,7 +129,7 @@ class PFedFDA(Algorithm[Global, State, Personal]):
         "paper": {"cov_ridge": 1e-4, "cov_offset": 0.0},
     }
     preset_warnings: ClassVar[Mapping[str, str]] = {
-        "paper": "pfedfda, preset 'paper': a covariance ridge of 1e-4, as the paper's text has it, lets features and "
+        "paper": "pfedfda, preset 'paper': with a covariance ridge of 1e-4, as in the paper's text, features and "
         "classifier weights grow without bound in our runs; the released code uses 1 (preset 'reference')."
     }
 
@@ -126,12 +144,12 @@ class PFedFDA(Algorithm[Global, State, Personal]):
     evaluate_min_class_count: Annotated[int, Range(ge=1)] = 3
     """At evaluation, a class with fewer training examples takes its mean from the server."""
     evaluate_drop_last: bool = False
-    """Whether evaluation leaves out what does not fill a batch, as the released code does."""
+    """Whether evaluation leaves out the examples that do not fill a batch, as the released code does."""
 
     @property
-    def adaptation(self) -> str:
-        """The Gaussian is estimated and blended, without gradients."""
-        return "closed form"
+    def adaptation(self) -> Sequence[Adaptation]:
+        """Estimate and blend the Gaussian, without gradients."""
+        return [CLOSED_FORM]
 
     def messages(self, task: Task) -> Messages:
         """Declare body, means and covariance."""
@@ -142,59 +160,65 @@ class PFedFDA(Algorithm[Global, State, Personal]):
             "covariance": Field(kind="covariance", shapes=(d, d)),
         }
 
-    def init_server(self, task: Task, key: Key) -> Global:
+    def init_server(self, task: Task, key: Key) -> ServerState:
         """Start from the common body, uniform means and the identity."""
         d = task.model.feature_dim
-        body = task.pick(task.model.init(key.common("model")), *BODY)
-        return Global(body, uniform(key.common("means"), (task.num_classes, d)), torch.eye(d))
+        means = uniform(key.common("means"), (task.num_classes, d))
+        return ServerState(task.initial(key, *BODY), means, torch.eye(d))
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> State:
+    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
         """Start with beta = 0.5."""
-        return State(torch.full((2,), 0.5))
+        return ClientState(torch.full((2,), 0.5))
 
-    def local_update(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> ClientUpdate:
+    def local_update(
+        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+    ) -> ClientUpdate:
         """Train the body under the frozen classifier, then estimate and blend the Gaussian."""
-        shared: Global = download.shared
-        prior = smooth_prior(data.info.class_counts, self.prior_smoothing)
-        head = self._head(shared.means, shared.covariance, prior)
-        trained = train(
-            task, body_loss, shared.body, context=head, data=data.train, key=key, training=self.training, collect="all"
-        )
+        shared = download.shared
+        prior = gaussian.smooth_prior(data.info.class_counts, self.prior_smoothing)
+        head = _head(shared.means, shared.covariance, prior)
+        trained = train(task, body_loss, shared.body, context=head, data=data.train, key=key, collect="all")
         seen = trained.collected_examples()
-        means, cov, beta = self._adapt(task, shared, seen, prior, state.beta, key, min_count=1)
+        blend = self._blend(task, shared, seen, prior, state, key, min_count=1)
         n = data.info.num_train
-        upload = {"body": Mean(trained.params, n), "means": Mean(means, n), "covariance": Mean(cov, n)}
+        upload = {
+            "body": Mean(trained.params, n),
+            "means": Mean(blend.means, n),
+            "covariance": Mean(blend.covariance, n),
+        }
+        surprise = gaussian.mean_negative_log_likelihood(
+            seen.x, seen.y, seen.weight, blend.means, blend.covariance, _SHRINKAGE
+        )
         metrics = {
             "steps": trained.steps,
             "loss": trained.loss,
-            "beta_means": beta[0],
-            "beta_covariance": beta[1],
+            "beta_means": blend.beta[0],
+            "beta_covariance": blend.beta[1],
             "max_head_weight": head.weight.abs().max(),
             "feature_scale": shared.covariance.diagonal().sqrt().mean(),
-            "feature_surprise": mean_negative_log_likelihood(seen.x, seen.y, seen.weight, means, cov, _SHRINKAGE),
+            "feature_surprise": surprise,
         }
-        personal = self._personal(trained.params, means, cov, prior, beta)
-        return ClientUpdate(State(beta), upload, personal=personal, metrics=metrics)
+        personal = _personal(trained.params, blend, prior)
+        return ClientUpdate(ClientState(blend.beta), upload, personal=personal, metrics=metrics)
 
-    def aggregate(self, server: Global, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Global, tuple[()]]:
-        """Take the means."""
-        old = server._asdict()
-        return Global(**{name: received[name].or_else(old[name]) for name in Global._fields}), ()
-
-    def global_model(self, task: Task, server: Global) -> Personal:
+    def global_model(self, task: Task, server: ServerState) -> Personal:
         """Return the global Gaussian with equally likely classes."""
         prior = torch.full((task.num_classes,), 1.0 / task.num_classes)
-        return self._personal(server.body, server.means, server.covariance, prior, torch.zeros(2))
+        blend = Blend(server.means, server.covariance, torch.zeros(2))
+        return _personal(server.body, blend, prior)
 
-    def personalize(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> Personal:
+    def personalize(
+        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+    ) -> Personal:
         """Estimate and blend the Gaussian with the features of the global body, in one pass."""
-        shared: Global = download.shared
-        examples = self._whole_batches(data.train, key) if self.evaluate_drop_last else data.train
+        shared = download.shared
+        examples = data.train
+        if self.evaluate_drop_last:
+            examples = _whole_batches(examples, task.training.batch_size, key)
         features = cached_features(task, shared.body, examples, key=key)
-        prior = smooth_prior(data.info.class_counts, self.prior_smoothing)
-        minimum = self.evaluate_min_class_count
-        means, cov, beta = self._adapt(task, shared, features, prior, state.beta, key, min_count=minimum)
-        return self._personal(shared.body, means, cov, prior, beta)
+        prior = gaussian.smooth_prior(data.info.class_counts, self.prior_smoothing)
+        blend = self._blend(task, shared, features, prior, state, key, min_count=self.evaluate_min_class_count)
+        return _personal(shared.body, blend, prior)
 
     def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return logits: log joint densities up to a term that all classes share."""
@@ -203,7 +227,7 @@ class PFedFDA(Algorithm[Global, State, Personal]):
     def ood_score(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the Mahalanobis distance of features from the nearest class mean."""
         z = predict_features(task, personal.body, x)
-        return mahalanobis(z, personal.means, personal.covariance, _SHRINKAGE).to(z.dtype)
+        return gaussian.mahalanobis(z, personal.means, personal.covariance, _SHRINKAGE).to(z.dtype)
 
     def diagnostics(self, task: Task, personal: Personal) -> dict[str, Tensor]:
         """Record beta, the largest classifier weight and the scale of the features."""
@@ -212,50 +236,64 @@ class PFedFDA(Algorithm[Global, State, Personal]):
             "beta_covariance": personal.beta[1],
             "max_head_weight": personal.head.weight.abs().max(),
             "feature_scale": personal.covariance.diagonal().sqrt().mean(),
-            "covariance_condition": condition(personal.covariance, _SHRINKAGE),
+            "covariance_condition": gaussian.condition(personal.covariance, _SHRINKAGE),
         }
 
-    def _adapt(
+    def _blend(
         self,
         task: Task,
-        shared: Global,
+        shared: ServerState,
         features: ExampleSet,
         prior: Tensor,
-        previous: Tensor,
+        state: ClientState,
         key: Key,
         *,
         min_count: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Estimate the local Gaussian and blend it; return means, covariance and beta."""
-        z, labels, weight = features.x, features.y, features.weight
-        moments = class_moments(z, labels, weight, task.num_classes)
-        local_means = fill_missing_means(moments, shared.means, min_count)
-        local_covariance = covariance(moments.scatter, weight.sum(), self.cov_ridge, self.cov_offset)
+    ) -> Blend:
+        """Estimate the local Gaussian, find beta, and blend with the global Gaussian (eq. 8-10)."""
+        weight = features.weight
+        moments = gaussian.class_moments(features.x, features.y, weight, task.num_classes)
+        local_means = gaussian.fill_missing_means(moments, shared.means, min_count)
+        local_covariance = gaussian.covariance(moments.scatter, weight.sum(), self.cov_ridge, self.cov_offset)
         project = self.cov_ridge == 0  # a scatter plus any ridge is positive definite: nothing to project
         if project:
-            local_covariance = nearest_pd(local_covariance)
-        if self.beta == "none":  # but for a client without any examples, which has nothing local
-            beta = (weight.sum() > 0).double().expand(2)
+            local_covariance = gaussian.nearest_pd(local_covariance)
+        if self.beta == "none":
+            beta = (weight.sum() > 0).double().expand(2)  # a client without examples has nothing local
         else:
-            words = row_words(key.fold("folds"), weight)
             beta = find_beta(
-                z, labels, weight, words, shared.means, shared.covariance, prior, previous,
-                mode=self.beta, ridge=self.cov_ridge, offset=self.cov_offset, shrinkage=_SHRINKAGE, project=project,
-            )  # fmt: skip
+                features.x,
+                features.y,
+                weight,
+                row_words(key.fold("folds"), weight),
+                shared.means,
+                shared.covariance,
+                prior,
+                state.beta,
+                mode=self.beta,
+                ridge=self.cov_ridge,
+                offset=self.cov_offset,
+                shrinkage=_SHRINKAGE,
+                project=project,
+            )
         dtype = shared.means.dtype
-        means = blend(local_means, shared.means, beta[0])
-        return means.to(dtype), blend(local_covariance, shared.covariance, beta[1]).to(dtype), beta.to(dtype)
+        means = gaussian.blend(local_means, shared.means, beta[0])
+        covariance = gaussian.blend(local_covariance, shared.covariance, beta[1])
+        return Blend(means.to(dtype), covariance.to(dtype), beta.to(dtype))
 
-    def _personal(self, body: Params, means: Tensor, cov: Tensor, prior: Tensor, beta: Tensor) -> Personal:
-        head = self._head(means, cov, prior)
-        return Personal(body, head, means, cov, prior.to(means.dtype), beta)
 
-    def _head(self, means: Tensor, cov: Tensor, prior: Tensor) -> Head:
-        weight, bias = lda_head(means, cov, prior, _SHRINKAGE)
-        return Head(weight.to(means.dtype), bias.to(means.dtype))
+def _personal(body: Params, blend: Blend, prior: Tensor) -> Personal:
+    head = _head(blend.means, blend.covariance, prior)
+    return Personal(body, head, blend.means, blend.covariance, prior.to(blend.means.dtype), blend.beta)
 
-    def _whole_batches(self, examples: ExampleSet, key: Key) -> ExampleSet:
-        """Leave out, by lot, what does not fill a batch; a client below one batch keeps all."""
-        count = examples.size()
-        size = torch.clamp(count, 1, self.training.batch_size or None)
-        return examples.keep(count // size * size, key.fold("drop"))
+
+def _head(means: Tensor, covariance: Tensor, prior: Tensor) -> Head:
+    weight, bias = gaussian.lda_head(means, covariance, prior, _SHRINKAGE)
+    return Head(weight.to(means.dtype), bias.to(means.dtype))
+
+
+def _whole_batches(examples: ExampleSet, batch_size: int, key: Key) -> ExampleSet:
+    """Leave out, at random, the examples that do not fill a batch; a client with less than one batch keeps all."""
+    count = examples.size()
+    size = torch.clamp(count, 1, batch_size or None)
+    return examples.keep(count // size * size, key.fold("drop"))

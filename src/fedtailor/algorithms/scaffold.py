@@ -21,54 +21,70 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedtailor.core import tree
-from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download
-from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.message import Field, Mean, Messages, Reduced, Sum
-from fedtailor.core.options import Range
-from fedtailor.core.rng import Key
-from fedtailor.core.task import ALL, TRAINED, Batch, LossOutput, Params, Task
-from fedtailor.training.blocks import classification_loss, train
-from fedtailor.training.losses import inner_product
+from fedtailor.toolkit import (
+    ALL,
+    TRAINED,
+    Algorithm,
+    Batch,
+    ClientData,
+    ClientInfo,
+    ClientUpdate,
+    Cohort,
+    Download,
+    Field,
+    Key,
+    LossOutput,
+    Mean,
+    Messages,
+    OneGlobalModel,
+    Params,
+    Range,
+    Reduced,
+    Sum,
+    Task,
+    classification_loss,
+    losses,
+    train,
+    tree,
+)
 
 
-class Server(NamedTuple):
+class ServerState(NamedTuple):
     """The global model x, and the control c of its trained parameters."""
 
     model: Params
     control: Params
 
 
-class State(NamedTuple):
-    """Client state: its control c_i."""
+class ClientState(NamedTuple):
+    """The client's control c_i."""
 
     control: Params
 
 
 def corrected_loss(task: Task, params: Params, correction: Params, batch: Batch, key: Key) -> LossOutput:
     """Cross-entropy, with the correction added to its gradient and nothing to its value."""
-    output = classification_loss(task, params, (), batch, key)
-    linear = inner_product(params, correction)
+    output = classification_loss(task, params, {}, batch, key)
+    linear = losses.inner_product(params, correction)
     return output._replace(loss=output.loss + (linear - linear.detach()))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(Algorithm[Server, State, Params]):
+class Scaffold(OneGlobalModel, Algorithm[ServerState, ClientState, Params]):
     """Federated averaging with control variates."""
 
     requires_upload: ClassVar[bool] = True
-    primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "global"
 
     global_lr: Annotated[float, Range(gt=0)] = 1.0
     """Step of the server along the mean change of the clients' models (eta_g)."""
 
     def warnings(self, task: Task) -> list[str]:
-        """Name what the training section asks for in vain."""
+        """Name the training options that have no effect."""
         return self.training.not_used("optimizer", "momentum", "weight_decay", "clip_norm")
 
     def messages(self, task: Task) -> Messages:
@@ -80,19 +96,21 @@ class Scaffold(Algorithm[Server, State, Params]):
             "control": Field(kind="statistics", shapes=task.shapes(*TRAINED), reduction="sum"),
         }
 
-    def init_server(self, task: Task, key: Key) -> Server:
+    def init_server(self, task: Task, key: Key) -> ServerState:
         """Start from the common initialization, with no correction."""
-        model = task.model.init(key.common("model"))
-        return Server(model, tree.map(torch.zeros_like, task.pick(model, *TRAINED)))
+        model = task.initial(key)
+        return ServerState(model, tree.map(torch.zeros_like, task.pick(model, *TRAINED)))
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> State:
+    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
         """Start with a control of 0."""
-        return State({name: torch.zeros(shape) for name, shape in task.shapes(*TRAINED).items()})
+        return ClientState({name: torch.zeros(shape) for name, shape in task.shapes(*TRAINED).items()})
 
-    def local_update(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> ClientUpdate:
+    def local_update(
+        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+    ) -> ClientUpdate:
         """Take corrected steps, and measure the mean gradient by how far they led."""
-        shared: Server = download.shared
-        plain = self.training.plain()
+        shared = download.shared
+        plain = task.training.plain()
         correction = tree.map(torch.sub, shared.control, state.control)
         trained = train(
             task, corrected_loss, shared.model, context=correction, data=data.train, key=key, training=plain
@@ -104,23 +122,18 @@ class Scaffold(Algorithm[Server, State, Params]):
             return torch.where(length > 0, own - common - moved / length, own)
 
         control = tree.map(option_two, state.control, shared.control, task.pick(delta, *TRAINED))
-        change = Sum(tree.map(torch.sub, control, state.control))
-        upload: dict[str, Mean | Sum] = {"delta": Mean(delta, torch.ones(())), "control": change}
+        change = tree.map(torch.sub, control, state.control)
+        upload: dict[str, Mean | Sum] = {"delta": Mean(delta, torch.ones(())), "control": Sum(change)}
         metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ClientUpdate(State(control), upload, personal=trained.params, metrics=metrics)
+        return ClientUpdate(ClientState(control), upload, personal=trained.params, metrics=metrics)
 
-    def aggregate(self, server: Server, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Server, tuple[()]]:
+    def aggregate(
+        self, server: ServerState, received: Mapping[str, Reduced], cohort: Cohort
+    ) -> tuple[ServerState, tuple[()]]:
         """Move the model by the mean change, and the control by the sum of changes over the population."""
-        delta, change = received["delta"].value, received["control"].value
+        delta = received["delta"].value
+        change = received["control"].value
         rates = {name: self.global_lr if name in server.control else 1.0 for name in server.model}
         model = {name: value + rates[name] * delta[name] for name, value in server.model.items()}
-        return Server(model, {n: c + change[n] / cohort.population for n, c in server.control.items()}), ()
-
-    def global_model(self, task: Task, server: Server) -> Params:
-        """Return the global model."""
-        return server.model
-
-    def personalize(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> Params:
-        """Return the global model."""
-        shared: Server = download.shared
-        return shared.model
+        control = {name: value + change[name] / cohort.population for name, value in server.control.items()}
+        return ServerState(model, control), ()

@@ -8,49 +8,60 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from torch import Tensor
 
+from fedtailor.core.adaptation import Adaptation, FineTuned, describe
 from fedtailor.core.errors import find_name
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
 from fedtailor.core.message import Field, Messages, Reduced, Upload
 from fedtailor.core.options import check_options
+from fedtailor.core.prediction import predict_logits
 from fedtailor.core.rng import Key
-from fedtailor.core.task import ALL, Task, Training
+from fedtailor.core.task import ALL, Params, Task, Training
 from fedtailor.core.tree import Tree
-from fedtailor.training.blocks import predict_logits
-from fedtailor.training.tuning import FineTuned
 
 S = TypeVar("S")
 C = TypeVar("C")
 P = TypeVar("P")
+B = TypeVar("B")
 
 
-class Download(NamedTuple):
-    """What a client receives: the broadcast, and its own rows stored at the server."""
+class Download(NamedTuple, Generic[B]):
+    """What a client receives."""
 
-    shared: Any
+    shared: B
+    """The broadcast: the same for every client of the cohort, and the server state unless a method says otherwise."""
     per_client: Any = ()
+    """What the server keeps for this client alone."""
 
 
 class ClientUpdate(NamedTuple):
-    """What a client's round leaves: new state, upload, its model right after training, metrics."""
+    """The results of a client's round."""
 
     state: Any
+    """The client's new state."""
     upload: Upload
     personal: Any = ()
     """The model right after local training, for the evaluation point ``local``; () if there is none."""
     metrics: dict[str, Tensor] = {}
+    """Numbers (0-d tensors) to record; ``steps`` counts gradient steps."""
 
 
 class Onboarded(NamedTuple):
-    """What onboarding leaves: the state of a client that never took part, and the gradient steps that it took."""
+    """The result of onboarding: the state of a client that never took part, and the gradient steps that it took."""
 
     state: Any
     steps: Tensor | int
+
+
+class ModelState(NamedTuple):
+    """Server state of a method that shares one whole model."""
+
+    model: Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +74,12 @@ class Algorithm(ABC, Generic[S, C, P]):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {}}
     """Named sets of field values; ``reference`` is the default."""
     preset_warnings: ClassVar[Mapping[str, str]] = {}
-    """What to say when a preset is chosen."""
+    """Sentences to print when a preset is chosen."""
     trains: ClassVar[Literal["cohort", "all"]] = "cohort"
-    """Who trains in a round, unless the protocol says otherwise: the ``cohort``, or ``all`` while it uploads."""
+    """Clients that train in a round, unless the schedule says otherwise: the ``cohort``, or ``all`` of them while the
+    cohort uploads."""
     requires_upload: ClassVar[bool] = False
-    """Whether what a client keeps is wrong unless its upload reaches the server: nobody else may train then."""
+    """Whether a client's state is wrong unless its upload reaches the server; then only the cohort may train."""
     primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "personalized"
     """The evaluation point at which the method is meant to be judged."""
 
@@ -92,39 +104,43 @@ class Algorithm(ABC, Generic[S, C, P]):
         """Return the names of the hyper-parameters."""
         return [option.name for option in dataclasses.fields(cls) if option.name != "training"]
 
-    @property
-    def adaptation(self) -> str:
-        """What ``personalize`` does with a client's data, in words: ``5 epochs of all layers``, ``closed form``."""
-        return "none"
+    def bind(self, task: Task) -> Task:
+        """Return the task with this algorithm's training options: the one that a client's program receives."""
+        return task._replace(training=self.training)
 
     @property
-    def onboarding(self) -> str:
-        """What ``onboard`` does with the data of a client that never took part, in words; ``none``: nothing."""
-        return "none"
+    def adaptation(self) -> Sequence[Adaptation]:
+        """What ``personalize`` does with a client's data, in order; empty: nothing."""
+        return ()
+
+    @property
+    def onboarding(self) -> Sequence[Adaptation]:
+        """What ``onboard`` does with the data of a client that never took part, in order; empty: nothing."""
+        return ()
 
     def adaptation_summary(self, *, new: bool) -> str:
-        """Return what a client's data are used for before it predicts, in words; ``new``: it never took part."""
-        parts = [words for words in (self.onboarding if new else "none", self.adaptation) if words != "none"]
-        return ", then ".join(parts) or "none"
+        """Put into words how a client's data are used before it predicts; ``new``: it never took part."""
+        onboarding = self.onboarding if new else ()
+        return describe([*onboarding, *self.adaptation])
 
     def warnings(self, task: Task) -> list[str]:
-        """Return what to say of the options, in sentences: a value that makes the method a simpler one, for example."""
+        """Return sentences about the options: for example, that a value makes the method a simpler one."""
         return []
 
     def messages(self, task: Task) -> Messages:
-        """Declare every field of download and upload; as it stands, a whole model that is averaged by examples."""
+        """Declare every field of download and upload; by default a whole model, averaged by numbers of examples."""
         return {"model": Field(kind="model", shapes=task.shapes(*ALL))}
 
     def init_server(self, task: Task, key: Key) -> S:
-        """Return the server state before the first round; as it stands, a dict with the common initial model."""
-        return {"model": task.model.init(key.common("model"))}  # type: ignore[return-value]  # S, unless overridden
+        """Return the server state before the first round; by default the common initial model."""
+        return ModelState(task.initial(key))  # type: ignore[return-value]  # S, unless overridden
 
     def init_client(self, task: Task, info: ClientInfo, key: Key) -> C:
         """Return a client's state before its first round, whenever that is."""
         return ()  # type: ignore[return-value]  # C is the empty tree where a method has no client state
 
     def init_per_client(self, task: Task, info: ClientInfo, key: Key) -> Tree:
-        """Return a client's first row of ``Download.per_client``."""
+        """Return the first value of ``Download.per_client`` of a client."""
         return ()
 
     def broadcast(self, server: S, cohort: Cohort) -> Tree:
@@ -132,47 +148,80 @@ class Algorithm(ABC, Generic[S, C, P]):
         return server
 
     @abstractmethod
-    def local_update(self, task: Task, download: Download, state: C, data: ClientData, key: Key) -> ClientUpdate:
+    def local_update(self, task: Task, download: Download[Any], state: C, data: ClientData, key: Key) -> ClientUpdate:
         """Run a client's round."""
 
     def aggregate(self, server: S, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[S, Tree]:
-        """Return the new server state, and rows by ``cohort.ids`` for ``Download.per_client`` (() for none).
+        """Return the new server state, and new values of ``Download.per_client`` by ``cohort.ids`` (() for none).
 
-        Unless overridden, the server state is a dict, and every field that was sent replaces the entry of its name.
+        By default the server state is a NamedTuple, and every received field replaces its field of the same name.
+
+        Raises:
+            TypeError: the server state lacks a received field.
         """
-        if not (isinstance(server, Mapping) and set(received) <= set(server)):
+        known = getattr(server, "_fields", ())
+        if not set(received) <= set(known):
             raise TypeError(
-                f"{type(self).__name__} must define aggregate, or keep a server state that is a dict with an entry for "
-                f"each of the fields {sorted(received)}"
+                f"{type(self).__name__} must define aggregate, or keep a server state that is a NamedTuple with the "
+                f"fields {sorted(received)}"
             )
-        return {**server, **{name: field.or_else(server[name]) for name, field in received.items()}}, ()  # type: ignore[return-value]
+        new = {name: field.or_else(getattr(server, name)) for name, field in received.items()}
+        return server._replace(**new), ()  # type: ignore[attr-defined]  # a NamedTuple
 
     def global_model(self, task: Task, server: S) -> P | None:
         """Return the model that the server itself would predict with; None if the method has none."""
         return None
 
-    def onboard(self, task: Task, download: Download, info: ClientInfo, data: ClientData, key: Key) -> Onboarded:
+    def onboard(self, task: Task, download: Download[Any], info: ClientInfo, data: ClientData, key: Key) -> Onboarded:
         """Return the state of a client that never took part, from its own data, and the gradient steps."""
         return Onboarded(self.init_client(task, info, key), 0)
 
     @abstractmethod
-    def personalize(self, task: Task, download: Download, state: C, data: ClientData, key: Key) -> P:
+    def personalize(self, task: Task, download: Download[Any], state: C, data: ClientData, key: Key) -> P:
         """Return a client's personal model; never sees test data."""
 
     def predict(self, task: Task, personal: P, x: Tensor) -> Tensor:
         """Return logits or log-probabilities (n, classes).
 
-        Unless overridden, a personal model is the parameters of a whole model, tuned or not.
+        By default a personal model is the parameters of a whole model, fine-tuned or not.
+
+        Raises:
+            TypeError: it is something else.
         """
         model = personal.model if isinstance(personal, FineTuned) else personal
         if not isinstance(model, Mapping):
-            raise TypeError(f"{type(self).__name__} must define predict: its personal model is no dict of parameters")
+            raise TypeError(
+                f"{type(self).__name__} must define predict: its personal model is not a dict of parameters"
+            )
         return predict_logits(task, dict(model), x)
 
     def ood_score(self, task: Task, personal: P, x: Tensor) -> Tensor | None:
-        """Return how strange inputs are to a personal model (n,), larger for stranger ones; None: it cannot tell."""
+        """Return how far inputs lie from what a personal model knows (n,), larger for stranger ones; None: unknown."""
         return None
 
     def diagnostics(self, task: Task, personal: P) -> dict[str, Tensor]:
         """Return numbers (0-d tensors) worth recording about a personal model; ``steps``: those it took to make it."""
-        return {"steps": personal.steps} if isinstance(personal, FineTuned) else {}
+        if isinstance(personal, FineTuned):
+            return {"steps": personal.steps}
+        return {}
+
+
+class _HasModel(Protocol):
+    @property
+    def model(self) -> Params:
+        """Return the parameters of the server's model."""
+
+
+class OneGlobalModel:
+    """Mixin for methods whose clients all predict with ``model`` of the server state, as it is."""
+
+    primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "global"
+
+    def global_model(self, task: Task, server: _HasModel) -> Params:
+        """Return the global model."""
+        return server.model
+
+    def personalize(self, task: Task, download: Download[Any], state: Any, data: ClientData, key: Key) -> Params:
+        """Return the global model."""
+        model: Params = download.shared.model
+        return model

@@ -47,26 +47,6 @@ class Model(Protocol):
         """Return logits (n, classes) of features (n, d)."""
 
 
-class Task(NamedTuple):
-    """What a client learns; may differ by client."""
-
-    model: Model
-    num_classes: int
-    input_shape: tuple[int, ...]
-
-    def names(self, *groups: str) -> list[str]:
-        """Return the parameter names of the given groups, in layer order."""
-        return [name for name, group in self.model.groups.items() if group in groups]
-
-    def pick(self, params: Mapping[str, Tensor], *groups: str) -> Params:
-        """Return the parameters of the given groups."""
-        return {name: params[name] for name in self.names(*groups)}
-
-    def shapes(self, *groups: str) -> dict[str, tuple[int, ...]]:
-        """Return the parameter shapes of the given groups."""
-        return {name: self.model.shapes[name] for name in self.names(*groups)}
-
-
 BODY = ("body", "extra", "buffer")
 """The groups of a body: everything but the head."""
 
@@ -114,7 +94,7 @@ class Training:
         return replace(self, optimizer="sgd", momentum=0.0, weight_decay=0.0, clip_norm=0.0)
 
     def not_used(self, *names: str) -> list[str]:
-        """Return a sentence on those of some options that were set in vain, for methods that do not use them."""
+        """Return a sentence that names those of the given options that were set, for methods that ignore them."""
         given = [f"training.{name}" for name in names if getattr(self, name) != getattr(Training(), name)]
         return [f"this method does not use {', '.join(given)}."] if given else []
 
@@ -122,6 +102,35 @@ class Training:
     def augments(self) -> bool:
         """Whether images are moved or mirrored: then features cannot be computed once and kept."""
         return self.flip or self.crop_padding > 0
+
+
+class Task(NamedTuple):
+    """What a client learns, and how it trains; may differ by client."""
+
+    model: Model
+    num_classes: int
+    input_shape: tuple[int, ...]
+    training: Training = Training()
+    """The training options of the method that runs: set by :meth:`Algorithm.bind`, read by ``train``."""
+
+    def names(self, *groups: str) -> list[str]:
+        """Return the parameter names of the given groups, in layer order."""
+        return [name for name, group in self.model.groups.items() if group in groups]
+
+    def pick(self, params: Mapping[str, Tensor], *groups: str) -> Params:
+        """Return the parameters of the given groups."""
+        return {name: params[name] for name in self.names(*groups)}
+
+    def shapes(self, *groups: str) -> dict[str, tuple[int, ...]]:
+        """Return the parameter shapes of the given groups."""
+        return {name: self.model.shapes[name] for name in self.names(*groups)}
+
+    def initial(self, key: Key, *groups: str) -> Params:
+        """Return the common initial parameters of the given groups (all if none is given).
+
+        They depend on the run's seed alone, so every client computes the same ones and none are sent.
+        """
+        return self.pick(self.model.init(key.common("model")), *(groups or ALL))
 
 
 class LossOutput(NamedTuple):

@@ -68,6 +68,7 @@ def train_program(
     task: Task, common: SharedInputs, row: ClientInputs, *, algorithm: Algorithm[Any, Any, Any], evaluate: bool
 ) -> tuple[Any, Any, dict[str, Tensor], Scores | tuple[()]]:
     """Run a client's round; return new state, upload, metrics, and scores at the point ``local``."""
+    task = algorithm.bind(task)
     key = client_key(common, row, "train")
     download = Download(common.shared, row.own)
     update = algorithm.local_update(task, download, row.state, _data(common, row), key)
@@ -92,6 +93,7 @@ def personalize_program(
     ``new`` clients never took part: their state is made by ``onboard``, and its steps count. With ``validate``, there
     are scores on the validation examples too, for choices that must not see test examples.
     """
+    task = algorithm.bind(task)
     download, data = Download(common.shared, row.own), _data(common, row)
     state, steps = row.state, None
     if new:

@@ -20,7 +20,8 @@ from fedtailor.core.noise import normal, uniform
 from fedtailor.core.rng import Key
 from fedtailor.core.task import BODY, Batch, LossOutput, Model, Params, Task, Training
 from fedtailor.training.augment import is_moved
-from fedtailor.training.blocks import Trained, cached_features, train, weighted_mean
+from fedtailor.training.blocks import Trained, cached_features, train
+from fedtailor.training.losses import weighted_mean
 
 LEAST_DEVIATION = 1e-6  # so that precisions stay finite where softplus underflows
 

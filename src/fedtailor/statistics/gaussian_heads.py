@@ -17,7 +17,7 @@ from fedtailor.core.noise import normal
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Batch, Params, Task
 from fedtailor.statistics.diagonal import kl
-from fedtailor.training.blocks import classification_loss
+from fedtailor.training.losses import classification_loss
 
 
 class HeadPosterior(NamedTuple):

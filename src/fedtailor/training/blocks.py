@@ -1,4 +1,4 @@
-"""The building blocks of a client's program: ``train``, ``forward`` and the losses that many share.
+"""The building blocks of a client's program: ``train`` and ``forward``.
 
 Each block has an implementation for one client (``single``) and one for a stack of clients (``stacked``). Under
 ``torch.func.vmap`` PyTorch hands the block the stacked tensors, so an algorithm still reads as one client's
@@ -14,39 +14,20 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedtailor.core import rng, tree
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import Key, join_key
-from fedtailor.core.task import TRAINED, Batch, LossOutput, Params, Task, Training
+from fedtailor.core.task import Batch, LossOutput, Params, Task, Training
 from fedtailor.training.augment import moving
 from fedtailor.training.batches import Amount, Plan, plan_batches
 from fedtailor.training.one_client import chunk_size, forward_one, train_one
 from fedtailor.training.phase import Phase, StepOutput, refuse_captured_tensors, structure
 from fedtailor.training.stacked import Stacked, StackedExamples, StackedKey, forward_stack, train_stack
 
-__all__ = [
-    "StepOutput",
-    "Trained",
-    "cached_features",
-    "classification_loss",
-    "cross_entropy",
-    "forward",
-    "head_loss",
-    "model_gradient",
-    "predict_features",
-    "predict_logits",
-    "train",
-    "weighted_mean",
-]
-
-
 _NO_CONTEXT: Mapping[str, Tensor] = MappingProxyType({})
 """A loss receives it as ``{}``, so that ``{**params, **context}`` always works."""
-_TINY = 1e-30
-"""Less than any sum of weights but 0: what is divided by it is 0 then."""
 
 
 class Trained(NamedTuple):
@@ -82,7 +63,7 @@ def train(
     *,
     data: ExampleSet,
     key: Key,
-    training: Training,
+    training: Training | None = None,
     context: tree.Tree = _NO_CONTEXT,
     epochs: int | Tensor | None = None,
     steps: int | Tensor | None = None,
@@ -100,7 +81,7 @@ def train(
         context: tree of tensors that the loss uses and that stay as they are; by default ``{}``.
         data: the examples; weight 0 leaves one out.
         key: decides the order of the examples, and is given to the loss with the number of the step.
-        training: optimizer, learning rate, batch size and so on.
+        training: optimizer, learning rate, batch size and so on, in place of those of ``task``.
         epochs: in place of the epochs or steps of ``training``; a 0-d tensor may differ by client.
         steps: the same, as a number of steps.
         collect: keep ``outputs`` of every batch of ``all`` epochs or the ``last``, with labels and weights.
@@ -112,6 +93,7 @@ def train(
     """
     if (loss is None) == (step is None):
         raise TypeError("train needs a loss or a step, and not both")
+    training = training or task.training
     refuse_captured_tensors(loss or step)  # type: ignore[arg-type]  # one of them is there
     if epochs is None and steps is None:
         epochs, steps = (training.epochs, None) if training.steps == 0 else (None, training.steps)
@@ -230,51 +212,3 @@ def cached_features(task: Task, params: Params, data: ExampleSet, *, key: Key) -
 
 def _features(task: Task, params: Params, context: tree.Tree, batch: Batch, key: Key) -> Tensor:
     return task.model.features(params, batch.x, weight=batch.weight, key=key, training=False)[0]
-
-
-def predict_features(task: Task, params: Params, x: Tensor) -> Tensor:
-    """Return the features (n, d) of inputs in evaluation mode."""
-    ones = torch.ones(x.shape[0], dtype=x.dtype)
-    return task.model.features(params, x, weight=ones, key=rng.new_key(0), training=False)[0]
-
-
-def predict_logits(task: Task, params: Params, x: Tensor) -> Tensor:
-    """Return the logits (n, classes) of a whole model in evaluation mode."""
-    return task.model.head(params, predict_features(task, params, x))
-
-
-def classification_loss(task: Task, params: Params, context: tree.Tree, batch: Batch, key: Key) -> LossOutput:
-    """Cross-entropy of a whole model, in training mode; parameters in ``context`` stay frozen."""
-    model = {**context, **params} if context else params
-    z, buffers = task.model.features(model, batch.x, weight=batch.weight, key=key, training=True)
-    return LossOutput(cross_entropy(task.model.head(model, z), batch.y, batch.weight), buffers)
-
-
-def model_gradient(task: Task, model: Params, batch: Batch, key: Key) -> tuple[Params, Tensor, Params]:
-    """Return, for a custom step, the gradient of the cross-entropy, its value, and the model with updated buffers.
-
-    The gradient is in the parameters of a whole model that are trained: buffers have none.
-    """
-    buffers = task.pick(model, "buffer")
-
-    def loss(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
-        output = classification_loss(task, trained, buffers, batch, key)
-        return output.loss, (output.loss, output.buffers)
-
-    gradient, (value, updated) = torch.func.grad(loss, has_aux=True)(task.pick(model, *TRAINED))
-    return gradient, value, {**model, **updated}
-
-
-def head_loss(task: Task, params: Params, context: tree.Tree, batch: Batch, key: Key) -> LossOutput:
-    """Cross-entropy of a head alone, on a table of cached features."""
-    return LossOutput(cross_entropy(task.model.head(params, batch.x), batch.y, batch.weight))
-
-
-def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-    """Return the mean cross-entropy over the examples of a batch."""
-    return weighted_mean(F.cross_entropy(logits, labels, reduction="none"), weight)
-
-
-def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
-    """Return the mean of ``values`` (n,) under ``weight`` (n,); 0 if the weights are all 0."""
-    return torch.dot(values.to(weight.dtype), weight) / weight.sum().clamp(min=_TINY)

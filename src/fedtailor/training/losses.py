@@ -1,16 +1,56 @@
-"""Terms that methods add to the loss: distances from other models or features, and products with a direction."""
+"""Losses: cross-entropy, and the terms that methods add to it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedtailor.core import tree
 from fedtailor.core.rng import Key
-from fedtailor.core.task import Batch, LossOutput, Params, Task
-from fedtailor.training.blocks import classification_loss, cross_entropy, weighted_mean
+from fedtailor.core.task import TRAINED, Batch, LossOutput, Params, Task
+
+_TINY = 1e-30
+"""Less than any sum of weights but 0, so that a mean over nothing is 0."""
+
+
+def classification_loss(task: Task, params: Params, context: tree.Tree, batch: Batch, key: Key) -> LossOutput:
+    """Cross-entropy of a whole model, in training mode; parameters in ``context`` stay frozen."""
+    model = {**context, **params}
+    z, buffers = task.model.features(model, batch.x, weight=batch.weight, key=key, training=True)
+    return LossOutput(cross_entropy(task.model.head(model, z), batch.y, batch.weight), buffers)
+
+
+def model_gradient(task: Task, model: Params, batch: Batch, key: Key) -> tuple[Params, Tensor, Params]:
+    """Return, for a custom step, the gradient of the cross-entropy, its value, and the model with updated buffers.
+
+    The gradient is in the parameters of a whole model that are trained: buffers have none.
+    """
+    buffers = task.pick(model, "buffer")
+
+    def loss(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
+        output = classification_loss(task, trained, buffers, batch, key)
+        return output.loss, (output.loss, output.buffers)
+
+    gradient, (value, updated) = torch.func.grad(loss, has_aux=True)(task.pick(model, *TRAINED))
+    return gradient, value, {**model, **updated}
+
+
+def head_loss(task: Task, params: Params, context: tree.Tree, batch: Batch, key: Key) -> LossOutput:
+    """Cross-entropy of a head alone, on a table of cached features."""
+    return LossOutput(cross_entropy(task.model.head(params, batch.x), batch.y, batch.weight))
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    """Return the mean cross-entropy over the examples of a batch."""
+    return weighted_mean(F.cross_entropy(logits, labels, reduction="none"), weight)
+
+
+def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
+    """Return the mean of ``values`` (n,) under ``weight`` (n,); 0 if the weights are all 0."""
+    return torch.dot(values.to(weight.dtype), weight) / weight.sum().clamp(min=_TINY)
 
 
 def squared_distance(params: Mapping[str, Tensor], center: Mapping[str, Tensor]) -> Tensor:
@@ -23,7 +63,7 @@ def squared_distance(params: Mapping[str, Tensor], center: Mapping[str, Tensor])
 
 def proximal_loss(task: Task, params: Params, center: Params, batch: Batch, key: Key, *, penalty: float) -> LossOutput:
     """Cross-entropy of a whole model, plus half the penalty times the squared distance from ``center``."""
-    output = classification_loss(task, params, (), batch, key)
+    output = classification_loss(task, params, {}, batch, key)
     return output._replace(loss=output.loss + 0.5 * penalty * squared_distance(params, center))
 
 

@@ -1,33 +1,19 @@
-"""What many methods do after or beside federated training: train a head alone, and tune a copy of a model."""
+"""Training beside or after the federated rounds: a head alone, fine-tuning of a copy, a new client's catching up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from fedtailor.core import tree
+from fedtailor.core.adaptation import FineTuned, Layers, untuned
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import Key
 from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task, Training
 from fedtailor.training.augment import is_moved
-from fedtailor.training.blocks import Trained, cached_features, classification_loss, cross_entropy, head_loss, train
-
-Layers = Literal["all", "head"]
-
-
-class FineTuned(NamedTuple):
-    """A client's tuned model, and the gradient steps that it took."""
-
-    model: Params
-    steps: Tensor  # ()
-
-
-def untuned(model: Params) -> FineTuned:
-    """Return a model as it is, in the form of a tuned one."""
-    return FineTuned(model, torch.zeros((), dtype=torch.int64))
+from fedtailor.training.blocks import Trained, cached_features, train
+from fedtailor.training.losses import classification_loss, cross_entropy, head_loss
 
 
 def train_head(
@@ -37,15 +23,24 @@ def train_head(
     data: ExampleSet,
     *,
     key: Key,
-    training: Training,
     epochs: int | Tensor,
+    training: Training | None = None,
     features: ExampleSet | None = None,
 ) -> Trained:
     """Train a head on a frozen body, by cross-entropy; buffers of the body stay as they are.
 
-    The features are those of evaluation mode. They are computed once, unless the caller has them already in a table
-    ``features``, or ``training`` augments images: then they differ by epoch.
+    Args:
+        task: the client's task.
+        body: the frozen body.
+        head: where training starts.
+        data: the examples.
+        key: decides the order of the examples.
+        epochs: passes over the examples.
+        training: in place of the options of ``task``.
+        features: the examples' features in evaluation mode, if the caller has them already. They are computed once
+            otherwise, unless the options augment images: then features differ by epoch.
     """
+    training = training or task.training
     if is_moved(training, data.x):
         return train(task, frozen_body_loss, head, context=body, data=data, key=key, training=training, epochs=epochs)
     if features is None:
@@ -59,19 +54,27 @@ def frozen_body_loss(task: Task, head: Params, body: Params, batch: Batch, key: 
     return LossOutput(cross_entropy(task.model.head(head, z), batch.y, batch.weight))
 
 
-def tune(
-    task: Task, model: Params, data: ExampleSet, *, key: Key, training: Training, epochs: int, layers: Layers
+def fine_tune(
+    task: Task,
+    model: Params,
+    data: ExampleSet,
+    *,
+    key: Key,
+    epochs: int,
+    layers: Layers = "all",
+    training: Training | None = None,
 ) -> FineTuned:
     """Train a copy of a whole model, or of its head alone, by cross-entropy; without epochs it is the model itself."""
     if epochs == 0:
         return untuned(model)
     key = key.fold("finetune")
     if layers == "head":
-        body, head = task.pick(model, *BODY), task.pick(model, "head")
-        tuned = train_head(task, body, head, data, key=key, training=training, epochs=epochs)
+        body = task.pick(model, *BODY)
+        head = task.pick(model, "head")
+        trained = train_head(task, body, head, data, key=key, training=training, epochs=epochs)
     else:
-        tuned = train(task, classification_loss, model, data=data, key=key, training=training, epochs=epochs)
-    return FineTuned({**model, **tuned.params}, tuned.steps)
+        trained = train(task, classification_loss, model, data=data, key=key, training=training, epochs=epochs)
+    return FineTuned({**model, **trained.params}, trained.steps)
 
 
 def train_rounds(
@@ -81,23 +84,15 @@ def train_rounds(
     *,
     data: ExampleSet,
     key: Key,
-    training: Training,
     rounds: Tensor,
     context: tree.Tree = (),
+    training: Training | None = None,
 ) -> Trained:
-    """Train for as long as a number of rounds (), in one phase: what a new client does to draw level with others."""
-    rounds, by_steps = rounds.round().long(), training.steps > 0
-    epochs, steps = (None, rounds * training.steps) if by_steps else (rounds * training.epochs, None)
-    return train(task, loss, params, context=context, data=data, key=key, training=training, epochs=epochs, steps=steps)
-
-
-def in_words(count: int, layers: str, unit: str = "epoch") -> str:
-    """Return how long what is trained, for the headings of tables: ``1 epoch of the head``; without any, ``none``.
-
-    Args:
-        count: of epochs, or of another unit.
-        layers: as in :func:`tune`, or other words.
-        unit: in the singular.
-    """
-    what = {"all": "all layers", "head": "the head"}.get(layers, layers)
-    return f"{count} {unit}{'' if count == 1 else 's'} of {what}" if count else "none"
+    """Train for as long as a number of rounds (), in one phase: how a new client catches up with the others."""
+    training = training or task.training
+    rounds = rounds.round().long()
+    if training.steps > 0:
+        steps = rounds * training.steps
+        return train(task, loss, params, context=context, data=data, key=key, training=training, steps=steps)
+    epochs = rounds * training.epochs
+    return train(task, loss, params, context=context, data=data, key=key, training=training, epochs=epochs)

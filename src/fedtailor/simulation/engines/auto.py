@@ -21,7 +21,8 @@ from fedtailor.simulation.engines.options import EngineChoice
 from fedtailor.simulation.engines.processes import Processes, encode_map, encode_task
 from fedtailor.simulation.engines.workers import Workers, physical_cores
 from fedtailor.simulation.programs import train_program
-from fedtailor.training.blocks import classification_loss, train
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import classification_loss
 
 SHORT_STEP = 1e-3
 """Seconds of a step under which threads hold each other up."""
