@@ -86,12 +86,7 @@ from fedtailor.training import (
     losses,
     optimizer,
 )
-from fedtailor.training.blocks import (
-    Trained,
-    cached_features,
-    forward,
-    train,
-)
+from fedtailor.training.blocks import Trained, cached_features, forward, train
 from fedtailor.training.losses import (
     classification_loss,
     cross_entropy,

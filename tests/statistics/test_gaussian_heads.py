@@ -6,13 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.distributions import Normal, kl_divergence
-from worlds import federation, module, perceptron
 
 from federations import federation, module, perceptron
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Batch
 from fedtailor.statistics import gaussian_heads as heads
-from fedtailor.training.blocks import classification_loss
 from fedtailor.training.losses import classification_loss
 
 SHAPES = {"head.weight": (3, 5), "head.bias": (3,)}

@@ -4,14 +4,13 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from worlds import federation, perceptron
 
 from both_ways import both_ways
 from federations import federation, perceptron
 from fedtailor.core.noise import normal
 from fedtailor.core.rng import new_key
-from fedtailor.core.task import Training
-from fedtailor.training.blocks import LossOutput, cross_entropy, head_loss, train
+from fedtailor.core.task import LossOutput, Training
+from fedtailor.training.blocks import train
 from fedtailor.training.losses import cross_entropy, head_loss
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from worlds import convolutional, federation, module, perceptron
 
 import fedtailor.training.blocks as local
 import fedtailor.training.stacked
@@ -11,14 +10,7 @@ from federations import convolutional, federation, module, perceptron
 from fedtailor.core.noise import uniform
 from fedtailor.core.prediction import predict_features, predict_logits
 from fedtailor.core.rng import new_key
-from fedtailor.training.blocks import (
-    cached_features,
-    cross_entropy,
-    forward,
-    predict_features,
-    predict_logits,
-    weighted_mean,
-)
+from fedtailor.training.blocks import cached_features, forward
 from fedtailor.training.losses import cross_entropy, weighted_mean
 
 pytestmark = pytest.mark.usefixtures("float64")

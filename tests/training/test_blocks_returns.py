@@ -4,13 +4,12 @@ import re
 
 import pytest
 import torch
-from worlds import federation, perceptron
 
 from both_ways import key_of, one_by_one, stacked
 from federations import federation, perceptron
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import LossOutput, Training
-from fedtailor.training.blocks import StepOutput, Trained, classification_loss, train
+from fedtailor.training.blocks import Trained, train
 from fedtailor.training.losses import classification_loss
 from fedtailor.training.phase import StepOutput
 

@@ -11,7 +11,8 @@ from both_ways import key_of
 from federations import federation, perceptron
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
-from fedtailor.training.blocks import classification_loss, train
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import classification_loss
 
 SOURCE = str(Path(fedtailor.__file__).parent)
 

@@ -7,7 +7,8 @@ from both_ways import both_ways
 from federations import federation, perceptron
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
-from fedtailor.training.blocks import classification_loss, forward, train
+from fedtailor.training.blocks import forward, train
+from fedtailor.training.losses import classification_loss
 
 pytestmark = pytest.mark.usefixtures("float64")
 
