@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.local import Local
 from fedtailor.core import tree
-from fedtailor.core.algorithm import Algorithm, ClientUpdate, Onboarded
+from fedtailor.core.algorithm import Algorithm, ClientUpdate, ModelState, Onboarded
 from fedtailor.core.message import Field, Mean
 from fedtailor.core.options import Range
 from fedtailor.core.rng import new_key
@@ -35,40 +35,40 @@ class Changed(FedAvg):
 
 class Closure(FedAvg):
     def local_update(self, task, download, state, data, key):
-        center = download.shared["model"]["head.bias"]
+        center = download.shared.model["head.bias"]
 
         def loss(task, params, context, batch, key):
             output = classification_loss(task, params, context, batch, key)
             return output._replace(loss=output.loss + (params["head.bias"] - center).square().sum())
 
-        model = download.shared["model"]
+        model = download.shared.model
         trained = train(task, loss, model, data=data.train, key=key, training=self.training)  # the line
         return ClientUpdate(state, {"model": Mean(trained.params, data.info.num_train)})
 
 
 class InPlace(Changed):
     def change(self, update, task, download, data, key):
-        download.shared["model"][task.names("head")[-1]].add_(0.5)
+        download.shared.model[task.names("head")[-1]].add_(0.5)
         return update
 
 
 class InPlaceAtServer(FedAvg):
     def aggregate(self, server, received, cohort):
         for name, mean in received["model"].value.items():
-            server["model"][name].copy_(mean)
+            server.model[name].copy_(mean)
         return server, ()
 
 
 class InPlaceAtBroadcast(FedAvg):
     def broadcast(self, server, cohort):
-        next(iter(server["model"].values())).mul_(0.9)
+        next(iter(server.model.values())).mul_(0.9)
         return server
 
 
 class GlobalRandom(FedAvg):
     def aggregate(self, server, received, cohort):
         noise = tree.map(lambda leaf: leaf + 0.001 * torch.randn(leaf.shape), received["model"].value)
-        return {"model": noise}, ()
+        return ModelState(noise), ()
 
 
 class Undeclared(Changed):
@@ -92,15 +92,20 @@ class StateAppears(Changed):
         return update._replace(state={"rounds": torch.ones(())})
 
 
+class Counted(NamedTuple):
+    model: dict
+    rounds: torch.Tensor
+
+
 class ServerTypeChanges(FedAvg):
     def init_server(self, task, key):
-        return {"model": task.model.init(key.common("model")), "rounds": torch.zeros(())}
+        return Counted(task.initial(key), torch.zeros(()))
 
     def aggregate(self, server, received, cohort):
-        return {"model": received["model"].value, "rounds": torch.tensor(cohort.round)}, ()
+        return Counted(received["model"].value, torch.tensor(cohort.round)), ()
 
     def broadcast(self, server, cohort):
-        return {"model": server["model"]}
+        return ModelState(server.model)
 
 
 class Item(Changed):
@@ -126,7 +131,7 @@ def unweighted_loss(task, params, context, batch, key):
 
 class OtherLoss(FedAvg):
     def local_update(self, task, download, state, data, key):
-        loss, model = partial(self.loss), download.shared["model"]
+        loss, model = partial(self.loss), download.shared.model
         trained = train(task, loss, model, data=data.train, key=key, training=self.training)
         upload = {"model": Mean(trained.params, data.info.num_train)}
         return ClientUpdate(state, upload, trained.params, {"steps": trained.steps})
@@ -148,7 +153,7 @@ class CountsRows(Changed):
 class EmptyIsNaN(FedAvg):
     def personalize(self, task, download, state, data, key):
         share = data.info.class_counts / data.info.num_train
-        model = download.shared["model"]
+        model = download.shared.model
         head = task.names("head")[-1]
         return {**model, head: model[head] + share}
 
@@ -156,14 +161,14 @@ class EmptyIsNaN(FedAvg):
 class FailsIfEmpty(FedAvg):
     def personalize(self, task, download, state, data, key):
         first = data.train.labels()[0]  # the line
-        model = download.shared["model"]
+        model = download.shared.model
         return {**model, "head.bias": model["head.bias"] + 0.0 * first}
 
 
 class WholeTable(FedAvg):
     def personalize(self, task, download, state, data, key):
         counts = F.one_hot(data.train.y, task.num_classes).sum(0)
-        model = download.shared["model"]
+        model = download.shared.model
         head = task.names("head")[-1]
         return {**model, head: model[head] + 0.01 * counts}
 
@@ -217,7 +222,7 @@ class Assigns(Changed):
 
 class Stands(Changed):
     def change(self, update, task, download, data, key):
-        return update._replace(upload={"model": Mean(download.shared["model"], data.info.num_train)})
+        return update._replace(upload={"model": Mean(download.shared.model, data.info.num_train)})
 
 
 class Untrained(Local):
@@ -232,7 +237,7 @@ class OtherOnboarding(Local):
 
 class UndeclaredDownload(FedAvg):
     def init_server(self, task, key):
-        return {"model": task.model.init(key.common("model")), "rounds": torch.zeros(())}
+        return Counted(task.initial(key), torch.zeros(()))
 
 
 class NotSentDown(FedAvg):
@@ -242,7 +247,7 @@ class NotSentDown(FedAvg):
 
 class SameSeed(FedAvg):
     def init_server(self, task, key):
-        return {"model": task.model.init(new_key(0).common("model"))}
+        return ModelState(task.initial(new_key(0)))
 
     def local_update(self, task, download, state, data, key):
         key = key._replace(seed=torch.zeros_like(key.seed))
@@ -254,7 +259,7 @@ class NoBuffers(FedAvg):
         return {"model": Field(kind="model", shapes=task.shapes("body", "head"))}
 
     def init_server(self, task, key):
-        return {"model": task.pick(task.model.init(key.common("model")), "body", "head")}
+        return ModelState(task.initial(key, "body", "head"))
 
     def local_update(self, task, download, state, data, key):
         model = self.personalize(task, download, state, data, key)
@@ -266,7 +271,7 @@ class NoBuffers(FedAvg):
         return None
 
     def personalize(self, task, download, state, data, key):
-        return {**task.pick(task.model.init(new_key(0)), "buffer"), **download.shared["model"]}
+        return {**task.pick(task.model.init(new_key(0)), "buffer"), **download.shared.model}
 
 
 class RowsForNobody(FedAvg):
@@ -277,7 +282,7 @@ class RowsForNobody(FedAvg):
         return torch.zeros(2)
 
     def aggregate(self, server, received, cohort):
-        return {"model": received["model"].value}, torch.zeros(len(cohort.ids) + 1, 2)
+        return ModelState(received["model"].value), torch.zeros(len(cohort.ids) + 1, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,12 +325,12 @@ class NotAnnotated(FedAvg):
 
 class NoProperty(FedAvg):
     def adaptation(self):
-        return "none"
+        return []
 
 
 class TunesInSecret(FedAvg):
     def personalize(self, task, download, state, data, key):
-        model = download.shared["model"]
+        model = download.shared.model
         return train(task, classification_loss, model, data=data.train, key=key, training=self.training).params
 
 
@@ -341,7 +346,7 @@ class FewerSteps(Changed):
 
 class SinglePrecision(FedAvg):
     def personalize(self, task, download, state, data, key):
-        return tree.map(torch.Tensor.float, download.shared["model"])
+        return tree.map(torch.Tensor.float, download.shared.model)
 
 
 class SinglePrecisionSent(Changed):
@@ -411,8 +416,8 @@ MUTANTS = {
     Misspelled: ["onbaord is never called; perhaps 'onboard' is meant."],
     NotAnnotated: ["annotate it, mu: float = 0.1"],
     NoProperty: ["write @property above it"],
-    TunesInSecret: ["personalize trains on a client's data", 'adaptation is "none"'],
-    OnboardsInSecret: ["onboard trains on a client's data (3 steps)", 'onboarding is "none"'],
+    TunesInSecret: ["personalize trains on a client's data", "adaptation is empty"],
+    OnboardsInSecret: ["onboard trains on a client's data (3 steps)", "onboarding is empty"],
     FewerSteps: ["reports 1 'steps', but train took 2"],
     SinglePrecision: ["a model: 'hidden.weight' is of type torch.float32", "runs in float64"],
     SinglePrecisionSent: ["an upload: 'model/hidden.weight' is of type torch.float16", "runs in float64"],

@@ -148,7 +148,7 @@ def test_declarations_are_checked():
     class Silent(FedAvg):
         adaptation = ""
 
-    assert "adaptation must say" in check_algorithm(Silent)[0]
+    assert "adaptation must be a list of what personalize does" in check_algorithm(Silent)[0]
 
 
 def test_no_algorithm_is_an_error():

@@ -10,6 +10,7 @@ import torch
 
 from fedtailor.algorithms import Entry, load_algorithm
 from fedtailor.core import tree
+from fedtailor.core.adaptation import describe
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.federation import ClientInfo
 from fedtailor.core.message import BYTES_PER_SCALAR, Field, Messages, download_bytes
@@ -42,8 +43,8 @@ def describe_algorithm(name: str, entry: Entry, task: Task) -> dict[str, Any]:
         "bytes_down": download_bytes(messages),
         "bytes_up": most_bytes_up(messages, task),
         "judged_at": algorithm.primary_evaluation,
-        "adaptation": algorithm.adaptation,
-        "onboarding": algorithm.onboarding,
+        "adaptation": describe(algorithm.adaptation),
+        "onboarding": describe(algorithm.onboarding),
         "who_trains": algorithm.trains,
         "presets": sorted(cls.presets),
         "options": {

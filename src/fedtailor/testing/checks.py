@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedtailor.core import tree
+from fedtailor.core.adaptation import Adaptation
 from fedtailor.core.engine import Failure
 from fedtailor.core.federation import Cohort, Federation
 from fedtailor.core.message import Mean
@@ -33,10 +34,13 @@ def check_words(case: Case) -> str | None:
     said = one.warnings(case.task())
     if not (isinstance(said, list) and all(isinstance(sentence, str) for sentence in said)):
         return f"warnings must return a list of sentences, got {said!r}."
-    for method, words in {"personalize": "adaptation", "onboard": "onboarding"}.items():
-        text = getattr(one, words)
-        if not (isinstance(text, str) and text):
-            return f'{words} must say what {method} does with a client\'s data ("none"), got {text!r}.'
+    for method, name in {"personalize": "adaptation", "onboard": "onboarding"}.items():
+        values = getattr(one, name)
+        if not (isinstance(values, list | tuple) and all(isinstance(value, Adaptation) for value in values)):
+            return (
+                f"{name} must be a list of what {method} does with a client's data, such as [FineTuning(epochs=5)] "
+                f'or [WithoutTraining("closed form")], got {values!r}.'
+            )
     if one.trains not in ("cohort", "all"):
         return f'trains must be "cohort" or "all", got {one.trains!r}.'
     if one.primary_evaluation not in ("global", "local", "personalized"):

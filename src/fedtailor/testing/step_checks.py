@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedtailor.core.adaptation import describe
 from fedtailor.testing.case import Case, Check
 
 _HINT = 'Return metrics={"steps": trained.steps, ...}, the sum over all phases of training'
@@ -29,16 +30,16 @@ def check_tuning(case: Case) -> str | None:
     """What personalize and onboard do with a client's data is declared, and onboarding counts its steps."""
     one, notes = case.algorithm, case.spied.notes
     personal = max((taken for _, taken in notes["personalize steps"]), default=0)
-    if personal > 0 and one.adaptation == "none":
+    if personal > 0 and describe(one.adaptation) == "none":
         return (
-            f'personalize trains on a client\'s data ({personal} steps), but adaptation is "none": override the '
-            'property, such as "5 epochs of the head"; tables say it.'
+            f"personalize trains on a client's data ({personal} steps), but adaptation is empty: override the "
+            'property, for example with [FineTuning("head", epochs=5)]. Tables show it.'
         )
     said, taken = (max(column, default=0) for column in zip(*notes["onboard steps"] or [(0, 0)], strict=True))
-    if max(said, taken) > 0 and one.onboarding == "none":
+    if max(said, taken) > 0 and describe(one.onboarding) == "none":
         return (
-            f'onboard trains on a client\'s data ({max(said, taken):g} steps), but onboarding is "none": override '
-            'the property, such as "5 epochs of the head"; tables say it.'
+            f"onboard trains on a client's data ({max(said, taken):g} steps), but onboarding is empty: override the "
+            'property, for example with [FineTuning("head", epochs=5)]. Tables show it.'
         )
     if said < taken:
         return f"onboard returns {said:g} steps, but train took {taken}. Return Onboarded(state, trained.steps)."
