@@ -70,7 +70,7 @@ def test_three_rounds(recorder, training, adaptive):
         sent = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
-            harness.assert_close(visit.shared["model"], w)
+            harness.assert_close(visit.shared.model, w)
             x, y = harness.examples(world, client)
             (batches,) = visit.plans
             harness.assert_epochs(batches, len(y), training.batch_size, training.epochs)
@@ -186,7 +186,7 @@ def test_a_client_that_never_took_part_predicts_with_the_global_model(recorder):
         w = harness.arrays(recorder.visit(round, "score", 0).shared)
         harness.assert_close(recorder.visit(round, "personalize", late).output[0], w, 0)
     visit = recorder.visit(first, "train", late)
-    w = harness.arrays(visit.shared["model"])
+    w = harness.arrays(visit.shared.model)
     x, y = harness.examples(world, late)
     _, own, _ = round_of(w, harness.initial(world), 0.25, x, y, visit.plans[0], HEAVY, adaptive=False)
     harness.assert_close(visit.output[0].model, own)

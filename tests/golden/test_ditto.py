@@ -10,6 +10,7 @@ from federations import federation, module
 from fedtailor.algorithms.ditto import Ditto
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.local import Local
+from fedtailor.core.adaptation import describe
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.participation import Participation
 from fedtailor.core.task import Training
@@ -47,7 +48,7 @@ def test_three_rounds(recorder, training):
         sent = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
-            harness.assert_close(visit.shared["model"], w)
+            harness.assert_close(visit.shared.model, w)
             x, y = harness.examples(world, client)
             first, second = visit.plans
             harness.assert_epochs(first, len(y), training.batch_size, training.epochs)
@@ -71,7 +72,7 @@ def test_defaults_are_not_degenerate():
     """A default penalty of 0, or a single epoch of the personal model, are pitfalls of a popular library."""
     default = Ditto()
     assert (default.penalty, default.personal_epochs) == (1.0, 5)
-    assert (default.adaptation, default.onboarding) == ("none", "5 epochs of all layers")
+    assert (describe(default.adaptation), describe(default.onboarding)) == ("none", "5 epochs of all layers")
     assert default.warnings(harness.task()) == []
 
 
@@ -112,7 +113,7 @@ def test_a_large_penalty_holds_models_at_the_received_one(recorder):
     for client in (0, 1):
         visit = recorder.visit(3, "train", client)
         x, y = harness.examples(world, client)
-        w = harness.arrays(visit.shared["model"])
+        w = harness.arrays(visit.shared.model)
         slope = gradient(w, x, y)
         far = {name: (visit.output[0].model[name].numpy() - w[name]) / training.lr for name in w}
         assert all(abs(far[name] + slope[name]).max() < 1e-2 for name in w)
@@ -130,7 +131,7 @@ def test_a_client_that_never_took_part_predicts_with_the_global_model(recorder):
         w = harness.arrays(recorder.visit(round, "score", 0).shared)
         harness.assert_close(recorder.visit(round, "personalize", late).output[0], w, 0)
     visit = recorder.visit(first, "train", late)
-    received = harness.arrays(visit.shared["model"])
+    received = harness.arrays(visit.shared.model)
     expected = held(harness.initial(world), received, *harness.examples(world, late), visit.plans[1], TRAINING, 1.0)
     harness.assert_close(visit.output[0].model, expected)
 

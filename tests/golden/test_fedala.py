@@ -7,6 +7,7 @@ import torch
 from federations import Planned, federation, module
 from fedtailor.algorithms.fedala import FedALA
 from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.core.adaptation import describe
 from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
@@ -60,7 +61,7 @@ def test_four_rounds(recorder, training, layers, names, lr):
         models = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
-            harness.assert_close(visit.shared["model"], g)
+            harness.assert_close(visit.shared.model, g)
             x, y = harness.examples(world, client)
             first, second = visit.plans
             assert len(visit.kept) == int(0.8 * len(y))
@@ -153,7 +154,7 @@ def test_a_new_client_trains_then_learns_its_weights(recorder):
     assert (2, "train", 2) not in recorder.visits
     visit = recorder.visit(2, "personalize", 2)
     x, y = harness.examples(world, 2)
-    g = harness.arrays(visit.shared["model"])
+    g = harness.arrays(visit.shared.model)
     none, training, weights = visit.plans
     assert none == []
     assert_sampled(weights, visit.kept, 4, 10)
@@ -171,13 +172,14 @@ def test_small_clients(recorder):
     assert steps == {0: 11, 1: 1, 2: 11}
     for client in (0, 1, 2):
         visit = recorder.visit(3, "train", client)
-        assert not torch.equal(visit.output[0].model["head.bias"], visit.shared["model"]["head.bias"])
+        assert not torch.equal(visit.output[0].model["head.bias"], visit.shared.model["head.bias"])
 
 
 def test_a_round_without_steps_does_not_count():
     """A client that has not trained has no old model, though it took part."""
     world = harness.federation(labels=([0, 1, 2], []))
-    one, task = FedALA(training=PLAIN), world.common_task
+    one = FedALA(training=PLAIN)
+    task = one.bind(world.common_task)
     download = Download(one.init_server(task, new_key(5)))
     for client, rounds in ((0, 1), (1, 0)):
         state = one.init_client(task, world.info(client), new_key(5))
@@ -209,7 +211,7 @@ def test_warnings_and_refusals():
     for option in ("weight_lr", "sample_share"):
         (sentence,) = FedALA(**{option: 0.0}).warnings(task)
         assert sentence.startswith(f"with {option} 0") and sentence.endswith("this is FedAvg.")
-    assert FedALA().onboarding == "a round's training of all layers, then 10 epochs of mixing weights"
+    assert describe(FedALA().onboarding) == "a round's training of all layers, then 10 epochs of mixing weights"
     for wrong in ({"layers": 0}, {"sample_share": 1.5}, {"weight_lr": -1.0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             FedALA(**wrong)

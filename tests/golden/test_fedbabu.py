@@ -27,7 +27,8 @@ def test_two_rounds(recorder, training, finetune, names):
         trained = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
-            harness.assert_close(visit.shared, {"body": harness.part(w, BODY)})
+            assert visit.shared._fields == ("body",)
+            harness.assert_close(visit.shared.body, harness.part(w, BODY))
             x, y = harness.examples(world, client)
             (batches,) = visit.plans
             harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
@@ -65,7 +66,7 @@ def test_all_have_one_head_that_nobody_trains_or_sends(recorder, num_new):
             assert torch.equal(state[name], harness.initial_params(world)[name]) and torch.equal(
                 scored[name], harness.initial_params(world)[name]
             )
-        assert set(upload) == set(recorder.visit(2, "train", client).shared) == {"body"}
+        assert set(upload) == set(recorder.visit(2, "train", client).shared._fields) == {"body"}
     numbers = sum(harness.initial_params(world)[name].numel() for name in BODY)
     for report in recorder.reports:
         assert report.bytes_down == 4 * numbers * cohort and report.bytes_up == 4 * (numbers + 1) * cohort
@@ -78,8 +79,8 @@ def test_tuning_of_the_head_leaves_the_body_with_its_buffers(recorder):
         visit = recorder.visit(1, "personalize", client)
         upload = recorder.visit(1, "train", client).output[1]["body"].value
         personal = visit.output[0].model
-        assert set(world.common_task.names("buffer")) < set(upload) == set(visit.shared["body"])
-        assert all(torch.equal(personal[name], value) for name, value in visit.shared["body"].items())
+        assert set(world.common_task.names("buffer")) < set(upload) == set(visit.shared.body)
+        assert all(torch.equal(personal[name], value) for name, value in visit.shared.body.items())
         assert not torch.equal(personal["6.weight"], harness.initial_params(world)["6.weight"])
 
 

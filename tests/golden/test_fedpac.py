@@ -11,6 +11,7 @@ from federations import Planned
 from fedtailor.algorithms import _head_mixing as mixing
 from fedtailor.algorithms.fedpac import FedPAC
 from fedtailor.algorithms.fedrep import FedRep
+from fedtailor.core.adaptation import describe
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
@@ -83,7 +84,7 @@ def assert_training(visit, world, client, head, means, known, algorithm):
     x, y = harness.examples(world, client)
     for batches, epochs in zip(visit.plans, (algorithm.head_epochs, training.epochs), strict=True):
         harness.assert_epochs(batches, len(y), training.batch_size, epochs, drop_last=training.drop_last)
-    w = {**harness.arrays(visit.shared["body"]), **head}
+    w = {**harness.arrays(visit.shared.body), **head}
     targets, found = np.where(known[:, None] > 0, means, means_of(w, x, y)), statistics(w, x, y)
     w, *_ = sgd(w, x, y, visit.plans[0], rate, HEAD)
     w = train_body(w, x, y, visit.plans[1], training, targets, algorithm.penalty if known.any() else 0.0)
@@ -103,8 +104,8 @@ def assert_run(recorder, world, algorithm, *, rounds=2, cohorts=None):
         cohort, trained = (cohorts or {}).get(round, list(world.known)), []
         for client in cohort:
             visit = recorder.visit(round, "train", client)
-            harness.assert_close(visit.shared["body"], body)
-            harness.assert_close(visit.shared["class_means"], means)
+            harness.assert_close(visit.shared.body, body)
+            harness.assert_close(visit.shared.class_means, means)
             trained.append(assert_training(visit, world, client, heads[client], means, known, algorithm))
         ws, variances, parts, own, counts = zip(*trained)
         body = average([harness.part(w, BODY) for w in ws], [count.sum() for count in counts])
@@ -164,7 +165,7 @@ def test_rows_go_to_the_clients_they_are_for(recorder):
     world, algorithm = harness.federation(THREE), FedPAC(training=TRAINING)
     cohorts = {1: [1], 2: [0, 2], 3: [1, 2]}
     recorder.run(algorithm, world, rounds=4, participation=Planned(cohorts=cohorts))
-    known = [recorder.visit(2, "train", client).shared["known"].tolist() for client in (0, 2)]
+    known = [recorder.visit(2, "train", client).shared.known.tolist() for client in (0, 2)]
     assert known == [[0, 1, 1]] * 2  # class 0 trains towards the client's own mean
     weights = assert_run(recorder, world, algorithm, rounds=4, cohorts=cohorts)
     assert weights[1].tolist() == [[1.0]]
@@ -175,7 +176,7 @@ def test_class_means_are_not_forgotten(recorder):
     labels = ([0, 0, 1, 0, 1, 1, 0], [1, 2, 2, 1, 2], [0, 2, 0, 0, 1, 2])
     world, algorithm, cohorts = harness.federation(labels), FedPAC(training=TRAINING), {1: [0], 2: [1], 3: [1, 2]}
     recorder.run(algorithm, world, rounds=3, participation=Planned(cohorts=cohorts))
-    assert recorder.visit(3, "train", 2).shared["known"].tolist() == [1, 1, 1]
+    assert recorder.visit(3, "train", 2).shared.known.tolist() == [1, 1, 1]
     assert_run(recorder, world, algorithm, rounds=3, cohorts=cohorts)
 
 
@@ -250,7 +251,7 @@ def test_a_new_client_trains_the_common_head_on_the_final_body(recorder, options
         HEAD,
     )
     harness.assert_close(visit.output[0].model, w)
-    assert algorithm.onboarding == f"{algorithm.onboard_epochs} epochs of the head"
+    assert describe(algorithm.onboarding) == f"{algorithm.onboard_epochs} epochs of the head"
 
 
 @pytest.mark.parametrize("combine_heads", [True, False])
@@ -261,7 +262,7 @@ def test_tuning_of_the_head_leaves_the_body_and_is_not_kept(recorder, combine_he
     recorder.run(replace(algorithm, finetune_epochs=0), world)
     plain = {client: harness.arrays(recorder.reports[-1].personal[client].model) for client in range(3)}
     recorder.run(algorithm, world)
-    assert algorithm.adaptation == "3 epochs of the head"
+    assert describe(algorithm.adaptation) == "3 epochs of the head"
     for client in range(3):
         visit, (x, y) = recorder.visit(2, "personalize", client), harness.examples(world, client)
         batches = visit.plans[-1]

@@ -6,6 +6,7 @@ import torch
 from federations import Planned, federation, module
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedper import FedPer
+from fedtailor.core.adaptation import describe
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.task import Training
 from golden import harness
@@ -27,7 +28,8 @@ def test_two_rounds(recorder, training):
         trained = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
-            harness.assert_close(visit.shared, {"body": body})
+            assert visit.shared._fields == ("body",)
+            harness.assert_close(visit.shared.body, body)
             x, y = harness.examples(world, client)
             (batches,) = visit.plans
             harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
@@ -65,7 +67,7 @@ def test_heads_of_other_rounds_are_evaluated_with_the_new_body(recorder):
 def test_a_new_client_trains_the_initial_head_on_the_final_body(recorder):
     world = harness.federation((*harness.LABELS, NEWCOMER), num_new=1)
     recorder.run(FedPer(training=TRAINING), world)
-    body = recorder.visit(2, "personalize", 0).shared["body"]
+    body = recorder.visit(2, "personalize", 0).shared.body
     visit = recorder.visit(2, "personalize", 2)
     (batches,) = visit.plans
     harness.assert_epochs(batches, len(NEWCOMER), TRAINING.batch_size, 5)
@@ -88,7 +90,7 @@ def test_tuning_of_the_head_leaves_the_body_and_is_not_kept(recorder, num_new):
     for client in (0, 1, 2):
         visit = recorder.visit(1, "personalize", client)
         x, y = harness.examples(world, client)
-        body = visit.shared["body"]
+        body = visit.shared.body
         *onboarding, batches = visit.plans
         assert len(onboarding) == (client == 2 and num_new)
         harness.assert_epochs(batches, len(y), TRAINING.batch_size, 10)
@@ -132,7 +134,7 @@ def test_buffers_belong_to_the_body(recorder):
 
 def test_what_it_says_of_its_options():
     task = harness.task()
-    assert FedPer().warnings(task) == [] and FedPer().adaptation == "none"
+    assert FedPer().warnings(task) == [] and describe(FedPer().adaptation) == "none"
     assert FedPer(onboard_epochs=0).warnings(task) and not FedPer(onboard_epochs=0, finetune_epochs=1).warnings(task)
     with pytest.raises(ConfigError, match=r"FedPer\.finetune_epochs must be >= 0, got -1"):
         FedPer(finetune_epochs=-1)

@@ -135,7 +135,7 @@ def test_warnings():
     task = harness.task()
     alone = "with penalty 0, every client trains alone"
     assert FedProto().warnings(task) == []
-    assert FedProto(penalty=0).warnings(task) == [f"{alone}; predictions do not."]
+    assert FedProto(penalty=0).warnings(task) == [f"{alone}; predictions use the prototypes of all."]
     assert FedProto(penalty=0, prediction="head").warnings(task) == [f"{alone}."]
 
 

@@ -38,7 +38,8 @@ def test_two_rounds(recorder, training, head_epochs):
         trained = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
-            harness.assert_close(visit.shared, {"body": body})
+            assert visit.shared._fields == ("body",)
+            harness.assert_close(visit.shared.body, body)
             x, y = harness.examples(world, client)
             for batches, epochs in zip(visit.plans, (head_epochs, training.epochs), strict=True):
                 harness.assert_epochs(batches, len(y), training.batch_size, epochs, drop_last=training.drop_last)
@@ -61,7 +62,8 @@ def test_two_rounds(recorder, training, head_epochs):
 def test_steps_of_both_phases_count():
     """In the model right after training too."""
     world, key = harness.federation(), new_key(1)
-    one, task, data = FedRep(training=TRAINING, head_epochs=3), world.common_task, world.data(0)
+    one, data = FedRep(training=TRAINING, head_epochs=3), world.data(0)
+    task = one.bind(world.common_task)
     download = Download(one.init_server(task, key))
     update = one.local_update(task, download, one.init_client(task, data.info, key), data, key)
     assert int(update.metrics["steps"]) == int(update.personal.steps) == 5 * -(-SIZES[0] // 5)
@@ -129,7 +131,7 @@ def test_a_new_client_runs_the_phase_of_the_head_alone(recorder):
     world = harness.federation((*harness.LABELS, NEWCOMER), num_new=1)
     recorder.run(FedRep(training=TRAINING, head_epochs=4), world)
     visit = recorder.visit(2, "personalize", 2)
-    body = recorder.visit(2, "personalize", 0).shared["body"]
+    body = recorder.visit(2, "personalize", 0).shared.body
     (batches,) = visit.plans
     harness.assert_epochs(batches, len(NEWCOMER), TRAINING.batch_size, 4)
     start = harness.arrays({**body, **harness.part(harness.initial_params(world), HEAD)})
@@ -149,7 +151,7 @@ def test_a_copy_of_the_head_is_tuned_if_asked_for(recorder):
     for client in (0, 1):
         visit = recorder.visit(2, "personalize", client)
         x, y = harness.examples(world, client)
-        start = {**harness.arrays(visit.shared["body"]), **harness.arrays(recorder.visit(2, "train", client).output[0])}
+        start = {**harness.arrays(visit.shared.body), **harness.arrays(recorder.visit(2, "train", client).output[0])}
         (batches,) = visit.plans
         harness.assert_epochs(batches, len(y), TRAINING.batch_size, 2)
         harness.assert_close(visit.output[0].model, sgd(start, x, y, batches, TRAINING, HEAD)[0])

@@ -122,12 +122,12 @@ def test_two_rounds(recorder, variant, training):
     first = recorder.visit(1, "train", 0).shared
     w = harness.initial(world)
     zero = {name: np.zeros_like(w[name]) for name in ("head.weight", "head.bias")}
-    own = [harness.arrays(first["hyper"])] * 2 if hyper else [zero] * 2
+    own = [harness.arrays(first.hyper)] * 2 if hyper else [zero] * 2
     for round in (1, 2):
         trained = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
-            harness.assert_close(visit.shared["model"], w)
+            harness.assert_close(visit.shared.model, w)
             x, y = harness.examples(world, client)
             (batches,) = visit.plans
             harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
@@ -169,7 +169,7 @@ def test_balanced_clients_have_the_global_model_of_fedavg(recorder):
 def test_the_hyper_network_starts_near_zero_and_heads_at_zero(recorder):
     world = harness.federation()
     recorder.run(FedRoD(training=TRAINING, variant="hyper"), world, rounds=1)
-    network = harness.arrays(recorder.visit(1, "train", 0).shared["hyper"])
+    network = harness.arrays(recorder.visit(1, "train", 0).shared.hyper)
     assert network["inner.weight"].shape == (16, harness.CLASSES)
     for labels in harness.LABELS:
         head = network_head(network, labels)[0]
@@ -186,15 +186,15 @@ def test_a_new_client(recorder, variant):
     recorder.run(FedRoD(training=TRAINING, variant=variant, onboard_epochs=3), world)
     visit, shared = recorder.visit(2, "personalize", 2), recorder.visit(2, "personalize", 0).shared
     personal = visit.output[0]
-    for name, value in shared["model"].items():
+    for name, value in shared.model.items():
         assert torch.equal(personal.model[name], value)
     if variant == "hyper":
         assert visit.plans == []
-        harness.assert_close(personal.head, network_head(harness.arrays(shared["hyper"]), NEW)[0])
+        harness.assert_close(personal.head, network_head(harness.arrays(shared.hyper), NEW)[0])
         return
     (batches,), (x, y) = visit.plans, harness.examples(world, 2)
     harness.assert_epochs(batches, len(y), TRAINING.batch_size, 3)
-    w = harness.arrays(shared["model"])
+    w = harness.arrays(shared.model)
     head = {name: np.zeros_like(w[name]) for name in ("head.weight", "head.bias")}
     step = Momentum(head, TRAINING).step
     for batch in batches:
@@ -208,7 +208,7 @@ def test_the_frozen_model_of_a_new_client_runs_in_evaluation_mode(recorder):
     world = federation(module(), (9, 14), (7,))
     recorder.run(FedRoD(training=TRAINING, onboard_epochs=3), world, rounds=1)
     visit, task = recorder.visit(1, "personalize", 2), world.common_task
-    (batches,), (x, y), model = visit.plans, harness.examples(world, 2), visit.shared["model"]
+    (batches,), (x, y), model = visit.plans, harness.examples(world, 2), visit.shared.model
     z = predict_features(task, model, torch.from_numpy(x))
     generic, z = task.model.head(model, z).numpy(), z.numpy()
     head = {name: np.zeros(shape) for name, shape in task.shapes("head").items()}

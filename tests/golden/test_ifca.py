@@ -9,8 +9,9 @@ from torch import nn
 
 from federations import federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.ifca import IFCA, choose
+from fedtailor.algorithms.ifca import IFCA, ServerState, choose
 from fedtailor.core import tree
+from fedtailor.core.adaptation import describe
 from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.message import Mean, reduce_field
@@ -61,7 +62,7 @@ def test_three_rounds(recorder, count):
             x, y = harness.examples(world, client)
             j = chosen(models, x, y)
             for number, w in enumerate(models):
-                harness.assert_close(row(visit.shared["models"], number), w)
+                harness.assert_close(row(visit.shared.models, number), w)
             (batches,) = visit.plans
             own, *_ = sgd(models[j], x, y, batches, TRAINING)
             _, upload, metrics, _ = visit.output
@@ -82,7 +83,7 @@ def test_three_rounds(recorder, count):
             correct, loss = confusion(logits(models[j], x), y)
             assert by_set["clients"].class_correct.tolist() == correct.tolist()
             assert abs(float(by_set["clients"].loss_sum) - loss) < 1e-11
-    last = recorder.visit(3, "personalize", 0).shared["models"]
+    last = recorder.visit(3, "personalize", 0).shared.models
     for unused in set(range(count)) - used:
         for name, value in initial(world, count)[unused].items():
             assert np.array_equal(last[name][unused].numpy(), value)
@@ -123,12 +124,12 @@ def test_all_models_go_down_and_one_comes_up(recorder, count):
 def test_initial_models_are_distinct_and_equal_ones_would_stay_one_cluster(recorder, monkeypatch):
     """Pitfall: identical initializations. Ties go to the model of lowest index, so that all remain there for ever."""
     world, one = harness.federation(LABELS), IFCA(training=TRAINING, clusters=3)
-    models = one.init_server(world.common_task, new_key(5))["models"]
+    models = one.init_server(world.common_task, new_key(5)).models
     assert all(len(np.unique(leaf.numpy(), axis=0)) == 3 for leaf in models.values())
     recorder.run(one, world, rounds=3)
     assert len(set(clusters(recorder, 3, range(4)))) > 1
     equal = {name: leaf[:1].expand_as(leaf).clone() for name, leaf in models.items()}
-    monkeypatch.setattr(IFCA, "init_server", lambda self, task, key: {"models": equal})
+    monkeypatch.setattr(IFCA, "init_server", lambda self, task, key: ServerState(equal))
     recorder.run(one, world, rounds=1)
     assert clusters(recorder, 1, range(4)) == [0, 0, 0, 0]
 
@@ -184,7 +185,7 @@ def test_a_new_client_chooses_and_trains_nothing(recorder):
     recorder.run(IFCA(training=TRAINING, clusters=3), world)
     for client in (4, 5):
         visit = recorder.visit(2, "personalize", client)
-        models = [harness.arrays(row(visit.shared["models"], j)) for j in range(3)]
+        models = [harness.arrays(row(visit.shared.models, j)) for j in range(3)]
         j = chosen(models, *harness.examples(world, client))
         harness.assert_close(visit.output[0].model, models[j])
         assert visit.output[0].cluster == j and visit.plans == [] and (2, "train", client) not in recorder.visits
@@ -195,7 +196,7 @@ def test_the_choice_is_made_in_evaluation_mode():
     layers = [nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3)]
     task = Task(from_module(nn.Sequential(*layers), input_shape=(3,), num_classes=3), 3, (3,))
     world = replace(harness.federation(LABELS), common_task=task)
-    models = IFCA(clusters=4).init_server(task, new_key(1))["models"]
+    models = IFCA(clusters=4).init_server(task, new_key(1)).models
     for client in range(4):
         picks = [choose(task, models, world.data(client).train, new_key(seed)) for seed in range(5)]
         assert len({int(pick.cluster) for pick in picks}) == 1
@@ -205,7 +206,7 @@ def test_the_choice_is_made_in_evaluation_mode():
 def test_a_broken_model_is_not_chosen():
     """The loss of a model that has diverged is not a number, which is no reason to take it."""
     world = harness.federation(LABELS)
-    models = IFCA(clusters=3).init_server(world.common_task, new_key(1))["models"]
+    models = IFCA(clusters=3).init_server(world.common_task, new_key(1)).models
     for broken, value in ((0, torch.nan), (1, torch.inf)):
         spoiled = {name: leaf.clone() for name, leaf in models.items()}
         spoiled["head.weight"][broken] = value
@@ -219,7 +220,7 @@ def test_padding_of_infinite_loss_does_not_choose():
     world = harness.federation(LABELS)
     world.x[-1] = torch.inf
     task, data = world.common_task, world.data(0).train
-    models = IFCA(clusters=3).init_server(task, new_key(1))["models"]
+    models = IFCA(clusters=3).init_server(task, new_key(1)).models
     rows, weight = torch.cat([data.rows, torch.tensor([len(world.y) - 1])]), torch.cat([data.weight, torch.zeros(1)])
     padded, chosen = data._replace(rows=rows, weight=weight), []
     for order in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):
@@ -232,18 +233,19 @@ def test_padding_of_infinite_loss_does_not_choose():
 
 def test_a_client_without_examples_changes_nothing():
     world = harness.federation(([0, 1], []))
-    one, task, data = IFCA(training=TRAINING, clusters=3), world.common_task, world.data(1)
+    one, data = IFCA(training=TRAINING, clusters=3), world.data(1)
+    task = one.bind(world.common_task)
     server = one.init_server(task, new_key(1))
     done = one.local_update(task, Download(server), (), data, new_key(0))
     received = {"models": reduce_field([done.upload["models"], Mean(done.upload["models"].value, torch.zeros(3))])}
     after, _ = one.aggregate(server, received, None)
-    for name, leaf in server["models"].items():
-        assert torch.equal(after["models"][name], leaf) and torch.equal(done.personal.model[name], leaf[0])
+    for name, leaf in server.models.items():
+        assert torch.equal(after.models[name], leaf) and torch.equal(done.personal.model[name], leaf[0])
     assert done.metrics["steps"] == 0 and done.metrics["cluster"] == 0
 
 
 def test_says_what_it_is():
-    assert (IFCA().adaptation, IFCA(clusters=1).adaptation) == ("choice among 2 models", "none")
+    assert (describe(IFCA().adaptation), describe(IFCA(clusters=1).adaptation)) == ("choice among 2 models", "none")
     assert IFCA.primary_evaluation == "personalized"
     world = harness.federation(LABELS)
     assert IFCA().global_model(world.common_task, IFCA().init_server(world.common_task, new_key(0))) is None

@@ -7,6 +7,7 @@ from torch import nn
 from federations import Planned, convolutional, federation, module
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.lg_fedavg import LGFedAvg, layer_numbers
+from fedtailor.core.adaptation import describe
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.task import Task, Training
 from fedtailor.models.fedcr import fedcr_mlp
@@ -31,7 +32,8 @@ def test_two_rounds(recorder, training):
         trained = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
-            harness.assert_close(visit.shared, {"shared": head})
+            assert visit.shared._fields == ("shared",)
+            harness.assert_close(visit.shared.shared, head)
             x, y = harness.examples(world, client)
             (batches,) = visit.plans
             harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
@@ -72,7 +74,7 @@ def test_a_new_client_trains_lower_layers_under_the_received_ones(recorder):
     """Momentum and decay must not move the received layers, which the client's model keeps."""
     world = harness.federation((*harness.LABELS, NEWCOMER), num_new=1)
     recorder.run(LGFedAvg(training=TRAINING), world)
-    head = recorder.visit(2, "personalize", 0).shared["shared"]
+    head = recorder.visit(2, "personalize", 0).shared.shared
     visit = recorder.visit(2, "personalize", 2)
     (batches,) = visit.plans
     harness.assert_epochs(batches, len(NEWCOMER), TRAINING.batch_size, 20)
@@ -92,8 +94,8 @@ def test_tuning_of_the_head_leaves_lower_layers_and_is_not_kept(recorder):
         harness.assert_epochs(visit.plans[-1], len(y), TRAINING.batch_size, 3)
         harness.assert_close(visit.output[0].model, sgd(plain[client], x, y, visit.plans[-1], TRAINING, HEAD)[0])
         assert int(visit.output[0].steps) == len(visit.plans[-1])
-    assert algorithm.adaptation == "none"
-    assert LGFedAvg(finetune_epochs=3).adaptation == "3 epochs of the head"
+    assert describe(algorithm.adaptation) == "none"
+    assert describe(LGFedAvg(finetune_epochs=3).adaptation) == "3 epochs of the head"
 
 
 def test_with_all_layers_shared_it_is_fedavg(recorder):

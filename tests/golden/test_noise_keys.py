@@ -6,7 +6,7 @@ from fedtailor.algorithms.apfl import APFL
 from fedtailor.algorithms.ditto import Ditto
 from fedtailor.algorithms.pfedme import PFedMe
 from fedtailor.core.task import Training
-from fedtailor.training import blocks as local
+from fedtailor.training import losses
 from golden import harness
 
 TRAINING = Training(lr=0.1, epochs=1, batch_size=5)
@@ -18,13 +18,13 @@ TRAINING = Training(lr=0.1, epochs=1, batch_size=5)
     ids=["apfl", "pfedme"],
 )
 def test_passes_over_a_batch_have_keys_of_their_own(recorder, monkeypatch, algorithm, per_batch):
-    keys, original = [], local.classification_loss
+    keys, original = [], losses.classification_loss
 
     def watched(task, params, context, batch, key):
         keys.append((int(key.step), key.purpose))
         return original(task, params, context, batch, key)
 
-    monkeypatch.setattr(local, "classification_loss", watched)
+    monkeypatch.setattr(losses, "classification_loss", watched)
     recorder.run(algorithm, harness.federation(harness.LABELS[:1]), rounds=1, evaluate_every=0)
     batches = len(recorder.visit(1, "train", 0).plans[0])
     passes = keys[: batches * per_batch]

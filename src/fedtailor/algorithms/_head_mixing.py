@@ -1,4 +1,4 @@
-"""How much a client's classifier should listen to those of others: weights by bias and variance of their features.
+"""Weights for a mixture of clients' heads, from bias and variance of their features.
 
 Xu, Tong, Huang 2023, "Personalized federated learning with feature alignment and classifier collaboration", ICLR,
 estimate the error of a mixture of heads on a client's data from two statistics of every client's features.
@@ -13,19 +13,16 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from fedtailor.algorithms._simplex import least_quadratic, nearest_psd
-from fedtailor.core import tree
-from fedtailor.core.federation import ExampleSet
-from fedtailor.core.rng import Key
-from fedtailor.core.task import Params, Task
-from fedtailor.statistics.gaussian import ClassMoments, class_moments
-from fedtailor.training.blocks import cached_features
+from fedtailor.toolkit import ExampleSet, Key, Params, Task, cached_features, gaussian, tree
 
 _SMALLEST_WEIGHT = 1e-3
-_AT_ONCE = 2**24  # entries of matrices held at once, to bound memory
+"""Smaller weights are dropped."""
+_AT_ONCE = 2**24
+"""Entries of matrices that are held at once, to bound memory."""
 
 
 class FeatureStatistics(NamedTuple):
-    """What the error of a mixture is estimated from, with p_c the share of class c and m_c its mean feature."""
+    """Statistics that estimate the error of a mixture, with p_c the share of class c and m_c its mean feature."""
 
     variance: Float[Tensor, "*clients"]
     """``V = (1 / n) sum_c (p_c E_c |z|^2 - p_c^2 |m_c|^2)``."""
@@ -33,13 +30,13 @@ class FeatureStatistics(NamedTuple):
     """``H[c] = p_c m_c``."""
 
 
-def measured(task: Task, body: Params, data: ExampleSet, *, key: Key) -> tuple[ExampleSet, ClassMoments]:
+def measured(task: Task, body: Params, data: ExampleSet, *, key: Key) -> tuple[ExampleSet, gaussian.ClassMoments]:
     """Return the features of all examples as a table, and their moments."""
     features = cached_features(task, body, data, key=key)
-    return features, class_moments(features.x, features.labels(), features.weight, task.num_classes)
+    return features, gaussian.class_moments(features.x, features.labels(), features.weight, task.num_classes)
 
 
-def feature_statistics(moments: ClassMoments, dtype: torch.dtype) -> FeatureStatistics:
+def feature_statistics(moments: gaussian.ClassMoments, dtype: torch.dtype) -> FeatureStatistics:
     """Return the statistics of one client, computed in float64; zeros without examples.
 
     The variance is ``(1 / n) [tr(scatter) / n + sum_c p_c (1 - p_c) |m_c|^2]`` here: no term of it is negative.
@@ -47,7 +44,8 @@ def feature_statistics(moments: ClassMoments, dtype: torch.dtype) -> FeatureStat
     n = moments.counts.sum().clamp_min(1.0)
     shares = moments.counts / n
     between = (shares * (1.0 - shares) * moments.means.square().sum(1)).sum()
-    variance, prior_means = (moments.scatter.trace() / n + between) / n, shares[:, None] * moments.means
+    variance = (moments.scatter.trace() / n + between) / n
+    prior_means = shares[:, None] * moments.means
     return FeatureStatistics(variance.to(dtype), prior_means.to(dtype))
 
 
@@ -55,14 +53,18 @@ def mixing_weights(statistics: FeatureStatistics) -> Float64[Tensor, "m m"]:
     """Return for every client i (row) the weights of all clients' heads: ``argmin_a a^T P_i a`` over the simplex.
 
     ``P_i[j, k] = V_j [j = k] + sum_c (H_i[c] - H_j[c]) . (H_i[c] - H_k[c])``, all from one Gram matrix of H. Weights
-    below 0.001 are dropped; a client for which nothing can be found keeps its own head.
+    below 0.001 are dropped. A client whose weights cannot be found keeps its own head.
     """
     flat = statistics.prior_means.double().flatten(1)
-    gram, variance = flat @ flat.mT, statistics.variance.double().clamp_min(0.0)  # as a sum of squares is
+    gram = flat @ flat.mT
+    variance = statistics.variance.double().clamp_min(0.0)  # rounding may make a sum of squares negative
     m = len(gram)
-    blocks = torch.split(torch.arange(m), max(1, _AT_ONCE // m**2))
-    weights = torch.cat([least_quadratic(nearest_psd(error_matrices(gram, variance, clients))) for clients in blocks])
-    kept = torch.where(weights >= _SMALLEST_WEIGHT, weights, 0.0)  # a weight that is NaN is not
+    found = []
+    for clients in torch.split(torch.arange(m), max(1, _AT_ONCE // m**2)):
+        matrices = error_matrices(gram, variance, clients)
+        found.append(least_quadratic(nearest_psd(matrices)))
+    weights = torch.cat(found)
+    kept = torch.where(weights >= _SMALLEST_WEIGHT, weights, 0.0)  # NaN compares as smaller, and is dropped
     total = kept.sum(1, keepdim=True)
     return torch.where(total > 0, kept / total, torch.eye(m, dtype=torch.float64))
 

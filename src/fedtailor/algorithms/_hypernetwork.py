@@ -1,4 +1,4 @@
-"""A hyper-network: a small network with one hidden layer whose outputs are the numbers of a head.
+"""A hyper-network: a small network with one hidden layer whose outputs are the parameters of a head.
 
 Ha, Dai and Le 2017, "HyperNetworks", ICLR. Its own parameters are trained and sent like those of any model.
 """
@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtailor.core.noise import uniform
-from fedtailor.core.rng import Key
-from fedtailor.core.task import Params, Task
+from fedtailor.toolkit import Key, Params, Task, uniform
 
-_OUTPUT_SCALE = 0.01  # of the last layer at the start, relative to PyTorch's default: heads start near 0
+_OUTPUT_SCALE = 0.01
+"""Scale of the last layer at the start, relative to PyTorch's default: heads start near 0."""
 
 
 def hyper_shapes(task: Task, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
@@ -41,8 +40,9 @@ def init_hyper(shapes: dict[str, tuple[int, ...]], key: Key) -> Params:
 
 
 def hyper_head(task: Task, network: Params, x: Tensor) -> Params:
-    """Return the head that a network makes of its input (inputs,)."""
-    inner = F.relu(F.linear(x.to(network["inner.weight"].dtype), network["inner.weight"], network["inner.bias"]))
+    """Return the head that a network computes from its input (inputs,)."""
+    inputs = x.to(network["inner.weight"].dtype)
+    inner = F.relu(F.linear(inputs, network["inner.weight"], network["inner.bias"]))
     numbers = F.linear(inner, network["outer.weight"], network["outer.bias"])
     shapes = task.shapes("head")
     parts = torch.split(numbers, [math.prod(shape) for shape in shapes.values()])

@@ -1,7 +1,8 @@
-"""Convex quadratic programs over the probability simplex, many at once: which mixture has the least variance.
+"""Convex quadratic programs over the probability simplex, many at once: the mixtures of least variance.
 
-All in float64. The matrices of a stack do not influence each other; a constant factor of a matrix changes nothing; and
-where several mixtures are equally good, the result lies in the middle of them, whatever the order of the rows.
+Everything is computed in float64. The matrices of a stack do not influence each other. A constant factor of a matrix
+changes nothing. If several mixtures are equally good, the result lies in the middle of them, whatever the order of the
+rows.
 """
 
 from __future__ import annotations
@@ -10,32 +11,38 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from fedtailor.statistics.gaussian import all_finite, finite_or
+from fedtailor.toolkit import gaussian
 
-_MOST_STEPS = 50  # 10 to 20 are enough in practice
-_TOLERANCE = 1e-14  # of what is missing, in units of the smallest diagonal entry that is not 0
-_TO_BOUNDARY = 0.995  # a step ends so far on its way to the nearest bound
-_RIDGE = 1e-15  # of every diagonal entry of a Newton matrix: rounding must not make it indefinite
-_NEGATIVE = 1e-13  # eigenvalues this much below zero, relative to the largest diagonal entry, are rounding
-_FAILED = 1e-9  # of the median of the diagonal: a result that may be this far from the minimum is none
+_MOST_STEPS = 50
+"""Newton steps at most; 10 to 20 are enough in practice."""
+_TOLERANCE = 1e-14
+"""Distance from the minimum at which steps stop, in units of the smallest diagonal entry that is not 0."""
+_TO_BOUNDARY = 0.995
+"""Part of the way to the nearest bound at which a step ends."""
+_RIDGE = 1e-15
+"""Relative increase of the diagonal of a Newton matrix, so that rounding does not make it indefinite."""
+_NEGATIVE = 1e-13
+"""Eigenvalues this much below zero, relative to the largest diagonal entry, are rounding errors."""
+_FAILED = 1e-9
+"""A result that may be this far from the minimum, relative to the median of the diagonal, counts as not found."""
 
 
 def least_quadratic(matrices: Float[Tensor, "b m m"]) -> Float64[Tensor, "b m"]:
     """Return ``argmin_a a^T P a`` over ``a >= 0, sum(a) = 1`` for every matrix P of a stack.
 
-    The matrices must be symmetric and positive semi-definite up to rounding (see :func:`nearest_psd`). The row of one
-    that is not finite, or whose minimum was not found, is NaN.
+    The matrices must be symmetric and positive semi-definite up to rounding (see :func:`nearest_psd`). A row is NaN if
+    its matrix is not finite, or if its minimum was not found.
 
     A primal-dual interior point method on ``b_j = a_j / c_j`` with ``c_j = P_jj^(-1/2)`` and ``Q_jk = c_j P_jk c_k``,
-    so that rows of any size go together: Newton steps on ``Q b - l c - s = 0``, ``sum_j c_j b_j = 1``, ``b_j s_j = t``,
-    where s > 0 and Mehrotra's predictor and corrector drive t to 0. In the end ``sum_j b_j s_j`` is how far
-    ``a^T P a / 2`` can be from its minimum.
+    so that rows of any size can be mixed: Newton steps on ``Q b - l c - s = 0``, ``sum_j c_j b_j = 1``,
+    ``b_j s_j = t``, where s > 0 and Mehrotra's predictor and corrector drive t to 0. In the end ``sum_j b_j s_j``
+    bounds the distance of ``a^T P a / 2`` from its minimum.
 
     Reference: Mehrotra 1992, "On the implementation of a primal-dual interior point method", SIAM Journal on
     Optimization 2; Nocedal and Wright 2006, Numerical Optimization, section 16.6.
     """
     given = matrices.double()
-    p = finite_or(given, torch.eye(given.shape[-1], dtype=torch.float64))
+    p = gaussian.finite_or(given, torch.eye(given.shape[-1], dtype=torch.float64))
     diagonal = p.diagonal(dim1=1, dim2=2)
     unit = torch.where(diagonal > 0, diagonal, torch.inf).amin(1, keepdim=True)
     unit = torch.where(torch.isinf(unit), 1.0, unit)
@@ -54,12 +61,12 @@ def least_quadratic(matrices: Float[Tensor, "b m m"]) -> Float64[Tensor, "b m"]:
     weights = b * cost
     weights = weights / weights.sum(1, keepdim=True)
     usual = torch.maximum(diagonal.median(1).values, unit[:, 0])
-    found = all_finite(given)[:, 0, 0] & (optimality_gap(given, weights) <= _FAILED * usual)
+    found = gaussian.all_finite(given)[:, 0, 0] & (optimality_gap(given, weights) <= _FAILED * usual)
     return torch.where(found[:, None], weights, torch.nan)
 
 
 def optimality_gap(matrices: Float[Tensor, "b m m"], weights: Float[Tensor, "b m"]) -> Float64[Tensor, "b"]:
-    """Return how far ``a^T P a`` can be above its minimum over the simplex, P being convex.
+    """Return a bound of how far ``a^T P a`` is above its minimum over the simplex, for positive semi-definite P.
 
     ``2 (a^T P a - min_j (P a)_j)``: 0 exactly where a meets the optimality conditions.
 
@@ -73,15 +80,15 @@ def optimality_gap(matrices: Float[Tensor, "b m m"], weights: Float[Tensor, "b m
 def nearest_psd(matrices: Float[Tensor, "b m m"]) -> Float64[Tensor, "b m m"]:
     """Return the nearest positive semi-definite matrices: negative eigenvalues become 0.
 
-    A symmetric matrix whose eigenvalues are not negative, up to rounding, comes back untouched, and so does one that is
-    not finite.
+    A symmetric matrix without negative eigenvalues, up to rounding, comes back untouched. So does a matrix that is not
+    finite.
 
     Reference: Higham 1988, "Computing a nearest symmetric positive semidefinite matrix", Linear Algebra and its
     Applications 103.
     """
     given = matrices.double()
     identity = torch.eye(given.shape[-1], dtype=torch.float64)
-    symmetric = finite_or((given + given.mT) / 2, identity)
+    symmetric = gaussian.finite_or((given + given.mT) / 2, identity)
     largest = symmetric.diagonal(dim1=1, dim2=2).amax(1).clamp_min(0.0)[:, None, None]
     indefinite = torch.linalg.cholesky_ex(symmetric + _NEGATIVE * largest * identity).info > 0
     if not bool(indefinite.any()):
@@ -93,10 +100,10 @@ def nearest_psd(matrices: Float[Tensor, "b m m"]) -> Float64[Tensor, "b m m"]:
 
 
 def _step(q: Tensor, cost: Tensor, b: Tensor, s: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Take a predictor-corrector step; a step that is not finite is not taken.
+    """Take a predictor-corrector step, unless the step is not finite.
 
-    The change of b is found as a multiple of sqrt(b), in which the Newton matrix is ``sqrt(b) Q sqrt(b) + diag(s)``: no
-    entry of it grows without bounds.
+    The change of b is computed as a multiple of sqrt(b). Its Newton matrix is ``sqrt(b) Q sqrt(b) + diag(s)``, whose
+    entries are bounded.
     """
     root = b.sqrt()
     newton = root[:, :, None] * q * root[:, None, :]
@@ -118,15 +125,19 @@ def _step(q: Tensor, cost: Tensor, b: Tensor, s: Tensor, level: Tensor) -> tuple
     mean = (b * s).mean(1, keepdim=True)
     reached = ((b + length * move) * (s + length * slack)).mean(1, keepdim=True)
     center = (reached / mean).clamp(0.0, 1.0) ** 3 * mean
-    changes = direction(center - b * s - move * slack)
-    length = _TO_BOUNDARY * _within(b, changes[0], s, changes[1])
-    usable = (failed == 0)[:, None] & torch.isfinite(torch.cat(changes, 1)).all(1, keepdim=True)
-    new = [torch.where(usable, old + length * change, old) for old, change in zip((b, s, level), changes, strict=True)]
-    return new[0], new[1], new[2]
+    move, slack, change = direction(center - b * s - move * slack)
+    length = _TO_BOUNDARY * _within(b, move, s, slack)
+    finite = torch.isfinite(torch.cat([move, slack, change], 1)).all(1, keepdim=True)
+    usable = (failed == 0)[:, None] & finite
+    return (
+        torch.where(usable, b + length * move, b),
+        torch.where(usable, s + length * slack, s),
+        torch.where(usable, level + length * change, level),
+    )
 
 
 def _within(b: Tensor, move: Tensor, s: Tensor, slack: Tensor) -> Tensor:
-    """Return the length (b, 1), at most 1, of the step after which nothing is negative."""
+    """Return the length (b, 1), at most 1, of the longest step after which nothing is negative."""
     blocking = torch.maximum((-move / b).amax(1, keepdim=True), (-slack / s).amax(1, keepdim=True))
     return 1.0 / blocking.clamp_min(1.0)
 

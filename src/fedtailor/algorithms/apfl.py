@@ -1,22 +1,27 @@
-"""APFL: every client predicts with a mixture of a model of its own and the global one.
+"""APFL: every client predicts with a mixture of its own model and the global one.
 
-Deng, Kamani and Mahdavi 2020, "Adaptive personalized federated learning", arXiv:2003.13461, Algorithm 1. A client's
-mixture is alpha v_i + (1 - alpha) w_i, parameter by parameter. On every batch, in this order:
+Deng, Kamani and Mahdavi 2020, "Adaptive personalized federated learning", arXiv:2003.13461, Algorithm 1. Client i
+trains its own model v_i and a copy w_i of the global model. Its mixture is alpha v_i + (1 - alpha) w_i, parameter by
+parameter. On every batch, in this order:
 
     w_i <- w_i - eta grad CE(w_i);
     v_i <- v_i - eta alpha grad CE(mixture),   w_i constant;
     with ``adaptive``, on the first batch of a round:   alpha <- clip(alpha - eta <grad CE(mixture), v_i - w_i>, 0, 1).
 
-Messages: down ``model`` (w); up ``model`` (w_i, weight n_i): a FedAvg. The client keeps v_i and alpha, never sent.
+Messages: down ``model`` (w); up ``model`` (w_i, weight n_i), averaged as in FedAvg. The client keeps v_i and alpha and
+never sends them.
 
 Deviations:
-* The paper takes both gradients of a batch before it moves either model; here, as in the released code, the second
-  sees the new w_i. alpha moves by the derivative at that mixture, without the released term 0.02 alpha.
-* Uploads weigh n_i (paper: the same). w_i and v_i follow ``[training]``, each on its own (paper: plain steps).
-* v_i starts at the common initialization when a client first takes part; until then the client predicts with w. A
-  new client (paper: none) trains v_i from w with w constant; alpha stays, as v_i - w is 0 on the first batch.
-* Buffers of batch normalization are mixed too; those of v_i follow the mixture's passes. Some implementations mix
-  predictions instead of parameters, replace v_i by the mixture, adapt alpha on every batch, or move w_i twice.
+* The paper computes both gradients of a batch before it moves either model. Here, as in the released code, the second
+  gradient sees the new w_i. alpha moves by the derivative at that mixture, without the term 0.02 alpha of the code.
+* Uploads have the weight n_i; the paper weights them equally. w_i and v_i follow ``[training]``, each with its own
+  momentum; the paper takes plain steps.
+* v_i starts at the common initialization when a client first takes part. Until then the client predicts with w. The
+  paper has no new clients. Here a new client trains v_i from w with w constant; its alpha stays, as v_i - w is 0 on
+  the first batch.
+* Buffers of batch normalization are mixed too. Those of v_i follow the passes of the mixture.
+* Some implementations mix predictions instead of parameters, replace v_i by the mixture, adapt alpha on every batch, or
+  move w_i twice.
 """
 
 from __future__ import annotations
@@ -28,21 +33,34 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.core import tree
-from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
-from fedtailor.core.federation import ClientData, ClientInfo
-from fedtailor.core.message import Mean
-from fedtailor.core.options import Range
-from fedtailor.core.rng import Key
-from fedtailor.core.task import TRAINED, Batch, LossOutput, Params, Task, Training
-from fedtailor.training.blocks import train
-from fedtailor.training.losses import classification_loss, inner_product, model_gradient
-from fedtailor.training.optimizer import sgd_step
-from fedtailor.training.phase import StepOutput
+from fedtailor.toolkit import (
+    TRAINED,
+    Algorithm,
+    Batch,
+    ClientData,
+    ClientInfo,
+    ClientUpdate,
+    Download,
+    Key,
+    LossOutput,
+    Mean,
+    ModelState,
+    Onboarded,
+    Params,
+    Range,
+    RoundOfTraining,
+    StepOutput,
+    Task,
+    classification_loss,
+    losses,
+    optimizer,
+    train,
+    tree,
+)
 
 
-class State(NamedTuple):
-    """Client state: its own model v_i, its alpha, and 1 once the model has been trained."""
+class ClientState(NamedTuple):
+    """The client's own model v_i, its alpha, and 1 once the model was trained."""
 
     model: Params
     alpha: Tensor  # ()
@@ -54,9 +72,17 @@ class Progress(NamedTuple):
 
     shared: Params
     own: Params
-    momenta: tuple[Params, Params]
+    shared_momentum: Params
+    own_momentum: Params
     alpha: Tensor  # ()
     loss_sum: Tensor  # ()
+
+
+class Frozen(NamedTuple):
+    """What stays constant while a new client trains its own model: the received model, and alpha."""
+
+    shared: Params
+    alpha: Tensor  # ()
 
 
 def mixture(own: Params, shared: Params, alpha: Tensor) -> Params:
@@ -64,37 +90,42 @@ def mixture(own: Params, shared: Params, alpha: Tensor) -> Params:
     return {name: alpha * value + (1 - alpha) * shared[name] for name, value in own.items()}
 
 
-def joint_step(
-    task: Task, at: Progress, context: tuple[()], batch: Batch, key: Key, *, training: Training, adaptive: bool
-) -> StepOutput:
-    """Move the copy of the global model, then the client's own by the gradient at the mixture of both."""
-    slope, _, shared = model_gradient(task, at.shared, batch, key)
-    shared, first = sgd_step(shared, at.momenta[0], slope, training)
-    slope, loss, mixed = model_gradient(task, mixture(at.own, shared, at.alpha), batch, key.fold("mixture"))
+def joint_step(task: Task, at: Progress, context: tree.Tree, batch: Batch, key: Key, *, adaptive: bool) -> StepOutput:
+    """Move the copy of the global model, then the client's own model by the gradient at the mixture of both."""
+    training = task.training
+    slope, _, shared = losses.model_gradient(task, at.shared, batch, key)
+    shared, shared_momentum = optimizer.sgd_step(shared, at.shared_momentum, slope, training)
+
+    mixed = mixture(at.own, shared, at.alpha)
+    slope, loss, passed = losses.model_gradient(task, mixed, batch, key.fold("mixture"))
     alpha = at.alpha
     if adaptive:
-        derivative = inner_product({name: at.own[name] - shared[name] for name in slope}, slope)
+        difference = {name: at.own[name] - shared[name] for name in slope}
+        derivative = losses.inner_product(difference, slope)
         alpha = torch.where(key.step == 0, (alpha - training.lr * derivative).clamp(0, 1), alpha)
-    own, slope = {**at.own, **task.pick(mixed, "buffer")}, {name: at.alpha * value for name, value in slope.items()}
-    own, second = sgd_step(own, at.momenta[1], slope, training)
-    return StepOutput(Progress(shared, own, (first, second), alpha, at.loss_sum + loss))
+
+    own_slope = {name: at.alpha * value for name, value in slope.items()}
+    own = {**at.own, **task.pick(passed, "buffer")}
+    own, own_momentum = optimizer.sgd_step(own, at.own_momentum, own_slope, training)
+    return StepOutput(Progress(shared, own, shared_momentum, own_momentum, alpha, at.loss_sum + loss))
 
 
-def mixture_loss(task: Task, own: Params, context: tuple[Params, Tensor], batch: Batch, key: Key) -> LossOutput:
+def mixture_loss(task: Task, own: Params, frozen: Frozen, batch: Batch, key: Key) -> LossOutput:
     """Cross-entropy of the mixture of a client's own model with a shared one that stays as it is."""
-    return classification_loss(task, mixture(own, *context), (), batch, key)
+    return classification_loss(task, mixture(own, frozen.shared, frozen.alpha), {}, batch, key)
 
 
-def _personal(state: State, shared: Params) -> Params:
+def personal_model(state: ClientState, shared: Params) -> Params:
     """Return the mixture with a shared model, or that model alone if the client's own was never trained."""
-    return mixture(state.model, shared, torch.where(state.trained > 0, state.alpha, 0.0))
+    alpha = torch.where(state.trained > 0, state.alpha, 0.0)
+    return mixture(state.model, shared, alpha)
 
 
 @dataclass(frozen=True, kw_only=True)
-class APFL(Algorithm[dict[str, Params], State, Params]):
+class APFL(Algorithm[ModelState, ClientState, Params]):
     """Mixtures of clients' own models and the global one."""
 
-    onboarding = "a round's training of all layers"
+    onboarding = (RoundOfTraining(),)
 
     alpha: Annotated[float, Range(ge=0, le=1)] = 0.25
     """Share of the client's own model in its mixture, at first if it adapts; 0.25 as in pFedFDA's experiments."""
@@ -102,38 +133,60 @@ class APFL(Algorithm[dict[str, Params], State, Params]):
     """Whether every client adapts its share, once per round."""
 
     def warnings(self, task: Task) -> list[str]:
-        """At both ends of alpha there is no mixture."""
-        ends = {0.0: "with alpha 0, this is FedAvg.", 1.0: "with alpha 1, this is Local that trains with the cohort."}
-        found = [ends[self.alpha]] if self.alpha in ends and not self.adaptive else []
-        return [*found, "Adam is not used: steps are those of SGD."] if self.training.optimizer == "adam" else found
+        """Warn where there is no mixture, and of an optimizer that has no effect."""
+        found = []
+        if self.alpha == 0 and not self.adaptive:
+            found.append("with alpha 0, this is FedAvg.")
+        if self.alpha == 1 and not self.adaptive:
+            found.append("with alpha 1, this is Local that trains with the cohort.")
+        if self.training.optimizer == "adam":
+            found.append("Adam is not used: steps are those of SGD.")
+        return found
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> State:
+    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
         """Start from the common initialization, untrained."""
-        return State(task.model.init(key.common("model")), torch.full((), self.alpha), torch.zeros(()))
+        return ClientState(task.initial(key), torch.full((), self.alpha), torch.zeros(()))
 
-    def local_update(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> ClientUpdate:
+    def local_update(
+        self, task: Task, download: Download[ModelState], state: ClientState, data: ClientData, key: Key
+    ) -> ClientUpdate:
         """Train a copy of the received model for the server, and the client's own model, batch by batch."""
-        received: Params = download.shared["model"]
+        received = download.shared.model
         rest = tree.map(torch.zeros_like, task.pick(received, *TRAINED))
-        start = Progress(received, state.model, (rest, rest), state.alpha, torch.zeros(()))
-        step = partial(joint_step, training=self.training, adaptive=self.adaptive)
-        trained = train(task, None, start, data=data.train, key=key, training=self.training, step=step)
-        shared, own, _, alpha, loss_sum = trained.params
-        state = State(own, alpha, torch.where(trained.steps > 0, 1.0, state.trained))
-        metrics = {"steps": 2 * trained.steps, "loss": loss_sum / trained.steps.clamp(min=1), "alpha": alpha}
-        return ClientUpdate(state, {"model": Mean(shared, data.info.num_train)}, _personal(state, shared), metrics)
+        start = Progress(received, state.model, rest, rest, state.alpha, torch.zeros(()))
+        step = partial(joint_step, adaptive=self.adaptive)
+        trained = train(task, None, start, data=data.train, key=key, step=step)
+        end: Progress = trained.params
+        new_state = ClientState(end.own, end.alpha, torch.where(trained.steps > 0, 1.0, state.trained))
+        upload = {"model": Mean(end.shared, data.info.num_train)}
+        loss = end.loss_sum / trained.steps.clamp(min=1)
+        metrics = {"steps": 2 * trained.steps, "loss": loss, "alpha": end.alpha}
+        return ClientUpdate(new_state, upload, personal=personal_model(new_state, end.shared), metrics=metrics)
 
-    def global_model(self, task: Task, server: dict[str, Params]) -> Params:
+    def global_model(self, task: Task, server: ModelState) -> Params:
         """Return the global model."""
-        return server["model"]
+        return server.model
 
-    def onboard(self, task: Task, download: Download, info: ClientInfo, data: ClientData, key: Key) -> Onboarded:
-        """Train a model of the client's own from the received one, which stays as it is."""
-        received: Params = download.shared["model"]
-        plain, alpha = replace(self.training, optimizer="sgd"), torch.full((), self.alpha)
-        own = train(task, mixture_loss, received, context=(received, alpha), data=data.train, key=key, training=plain)
-        return Onboarded(State(own.params, alpha, torch.ones(())), own.steps)
+    def onboard(
+        self, task: Task, download: Download[ModelState], info: ClientInfo, data: ClientData, key: Key
+    ) -> Onboarded:
+        """Train the client's own model from the received one, which stays as it is."""
+        received = download.shared.model
+        alpha = torch.full((), self.alpha)
+        plain = replace(task.training, optimizer="sgd")
+        own = train(
+            task,
+            mixture_loss,
+            received,
+            context=Frozen(received, alpha),
+            data=data.train,
+            key=key,
+            training=plain,
+        )
+        return Onboarded(ClientState(own.params, alpha, torch.ones(())), own.steps)
 
-    def personalize(self, task: Task, download: Download, state: State, data: ClientData, key: Key) -> Params:
+    def personalize(
+        self, task: Task, download: Download[ModelState], state: ClientState, data: ClientData, key: Key
+    ) -> Params:
         """Mix the client's own model with the global one."""
-        return _personal(state, download.shared["model"])
+        return personal_model(state, download.shared.model)

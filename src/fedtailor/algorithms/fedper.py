@@ -1,12 +1,12 @@
-"""FedPer: a shared body under a head of every client's own, both trained together.
+"""FedPer: a shared body under a personal head of every client, both trained together.
 
 Arivazhagan, Aggarwal, Singh, Choudhary 2019, "Federated learning with personalization layers", arXiv:1912.00818,
-Algorithms 1 and 2: client i trains (W_B, W_Pi) by SGD on its loss, and the server averages the base layers,
+Algorithms 1 and 2. Client i trains (W_B, W_Pi) by SGD on its loss. The server averages the base layers,
 ``W_B <- sum_i (n_i / n) W_B,i``. The personalization layers W_P are here the last linear layer.
 
-Messages: down ``body`` (W_B); up ``body`` (W_B,i, weight n_i). The head (W_Pi) is client state and never sent; buffers
-of batch normalization belong to the body. A personal model is the new body with the client's own head, however long ago
-that was trained: also for clients that were not drawn, which scores of the cohort alone would hide.
+Messages: down ``body`` (W_B); up ``body`` (W_B,i, weight n_i). The head (W_Pi) is client state and never sent. Buffers
+of batch normalization belong to the body. A personal model is the new body with the client's own head, even if that
+head was trained long ago. Clients that were not drawn are scored so too; scores of the cohort alone would hide them.
 
 Deviations: n is that of the cohort; in the paper all clients take part. Heads start equal; in the paper every client
 draws its own. The paper has no clients that come later: here they train the common initial head on the frozen body for
@@ -16,24 +16,43 @@ predicts, as Zhang et al. 2023 (FedCR) do for 10 epochs; a new client does so to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
-from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
-from fedtailor.core.federation import ClientData, ClientInfo
-from fedtailor.core.message import Field, Mean, Messages
-from fedtailor.core.options import Range
-from fedtailor.core.rng import Key
-from fedtailor.core.task import BODY, Params, Task
-from fedtailor.training.blocks import train
-from fedtailor.training.losses import classification_loss
-from fedtailor.training.tuning import FineTuned, in_words, train_head, tune
+from fedtailor.toolkit import (
+    BODY,
+    Adaptation,
+    Algorithm,
+    ClientData,
+    ClientInfo,
+    ClientUpdate,
+    Download,
+    Field,
+    FineTuned,
+    FineTuning,
+    Key,
+    Mean,
+    Messages,
+    Onboarded,
+    Params,
+    Range,
+    Task,
+    classification_loss,
+    fine_tune,
+    train,
+    train_head,
+)
 
-Server = dict[str, Params]
+
+class ServerState(NamedTuple):
+    """The body W_B."""
+
+    body: Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPer(Algorithm[Server, Params, FineTuned]):
+class FedPer(Algorithm[ServerState, Params, FineTuned]):
     """The body is averaged, heads are personal."""
 
     finetune_epochs: Annotated[int, Range(ge=0)] = 0
@@ -42,50 +61,57 @@ class FedPer(Algorithm[Server, Params, FineTuned]):
     """Epochs that train the head of a client that never took part."""
 
     @property
-    def adaptation(self) -> str:
-        """Tuning of the head, if any."""
-        return in_words(self.finetune_epochs, "head")
+    def adaptation(self) -> Sequence[Adaptation]:
+        """Tuning of the head."""
+        return [FineTuning("head", epochs=self.finetune_epochs)]
 
     @property
-    def onboarding(self) -> str:
+    def onboarding(self) -> Sequence[Adaptation]:
         """Training of the head."""
-        return in_words(self.onboard_epochs, "head")
+        return [FineTuning("head", epochs=self.onboard_epochs)]
 
     def warnings(self, task: Task) -> list[str]:
-        """Without any epochs, new clients predict at random."""
-        untrained = self.finetune_epochs + self.onboard_epochs == 0
-        return ["without epochs of onboarding, new clients predict with an untrained head."] if untrained else []
+        """Warn where new clients predict at random."""
+        if self.finetune_epochs or self.onboard_epochs:
+            return []
+        return ["without epochs of onboarding, new clients predict with an untrained head."]
 
     def messages(self, task: Task) -> Messages:
         """Declare the body."""
         return {"body": Field(kind="model", shapes=task.shapes(*BODY))}
 
-    def init_server(self, task: Task, key: Key) -> Server:
-        """Start from the common initialization."""
-        return {"body": task.pick(task.model.init(key.common("model")), *BODY)}
+    def init_server(self, task: Task, key: Key) -> ServerState:
+        """Start from the body of the common initialization."""
+        return ServerState(task.initial(key, *BODY))
 
     def init_client(self, task: Task, info: ClientInfo, key: Key) -> Params:
         """Start from the head of the common initialization."""
-        return task.pick(task.model.init(key.common("model")), "head")
+        return task.initial(key, "head")
 
-    def local_update(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> ClientUpdate:
-        """Train the received body and the own head together."""
-        model = {**download.shared["body"], **state}
-        trained = train(task, classification_loss, model, data=data.train, key=key, training=self.training)
-        body, head = task.pick(trained.params, *BODY), task.pick(trained.params, "head")
-        metrics = {"steps": trained.steps, "loss": trained.loss}
+    def local_update(
+        self, task: Task, download: Download[ServerState], state: Params, data: ClientData, key: Key
+    ) -> ClientUpdate:
+        """Train the received body and the client's head together."""
+        model = {**download.shared.body, **state}
+        trained = train(task, classification_loss, model, data=data.train, key=key)
+        body = task.pick(trained.params, *BODY)
+        head = task.pick(trained.params, "head")
         upload = {"body": Mean(body, data.info.num_train)}
-        return ClientUpdate(head, upload, personal=FineTuned(trained.params, trained.steps), metrics=metrics)
+        personal = FineTuned(trained.params, trained.steps)
+        metrics = {"steps": trained.steps, "loss": trained.loss}
+        return ClientUpdate(head, upload, personal=personal, metrics=metrics)
 
-    def onboard(self, task: Task, download: Download, info: ClientInfo, data: ClientData, key: Key) -> Onboarded:
+    def onboard(
+        self, task: Task, download: Download[ServerState], info: ClientInfo, data: ClientData, key: Key
+    ) -> Onboarded:
         """Train the common head on the frozen body."""
-        head, body = self.init_client(task, info, key), download.shared["body"]
-        training, epochs = self.training, self.onboard_epochs
-        trained = train_head(task, body, head, data.train, key=key, training=training, epochs=epochs)
+        head = self.init_client(task, info, key)
+        trained = train_head(task, download.shared.body, head, data.train, key=key, epochs=self.onboard_epochs)
         return Onboarded(trained.params, trained.steps)
 
-    def personalize(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> FineTuned:
-        """Join the received body and the own head, and tune a copy of the head if asked to."""
-        model = {**download.shared["body"], **state}
-        training, epochs = self.training, self.finetune_epochs
-        return tune(task, model, data.train, key=key, training=training, epochs=epochs, layers="head")
+    def personalize(
+        self, task: Task, download: Download[ServerState], state: Params, data: ClientData, key: Key
+    ) -> FineTuned:
+        """Join the received body and the client's head, and tune a copy of the head if asked to."""
+        model = {**download.shared.body, **state}
+        return fine_tune(task, model, data.train, key=key, epochs=self.finetune_epochs, layers="head")

@@ -2,24 +2,27 @@
 
 Tan, Long, Liu, Zhou, Lu, Jiang and Zhang 2022, "FedProto: Federated prototype learning across heterogeneous clients",
 AAAI, Algorithm 1. Prototype C^c is the mean of the features of class c over all clients' examples. A client trains its
-own model, of an architecture of its own as long as features have the same length, on
+own model on
 
     mean_n [ CE(h(z_n), y_n) + penalty MSE(z_n, C^c) ],   c = y_n,   MSE: the mean over the d features,
 
-without MSE for classes that have no prototype yet, and uploads the means of its classes under the trained model. A
-prediction is the class of the nearest global prototype.
+without MSE for classes that have no prototype yet. It uploads the means of its classes under the trained model.
+Architectures may differ between clients as long as features have the same length. A prediction is the class of the
+nearest global prototype.
 
-Messages: down ``prototypes`` (C), ``known`` (1 for classes that have one) and ``rounds`` (how many each client trained
-on average, for new ones); up ``prototypes`` (the client's means, weight: class counts). Models never leave a client.
+Messages: down ``prototypes`` (C), ``known`` (1 for classes that have one) and ``rounds`` (how many rounds each client
+trained on average, for new clients); up ``prototypes`` (the client's means, weight: class counts). Models never leave a
+client.
 
 Deviations (P: paper, C: released code):
-* Class counts weigh the means; C's weights are equal, and P's eq. 6 divides by the number of clients besides.
-* The distance is C's mean square; P writes the L2 distance between the prototypes of a client and the global ones.
-* Local prototypes are of all examples under the trained model, in evaluation mode; C's of features of the last epoch.
-* All known prototypes compete in a prediction, and no other class does: test examples of others have infinite loss. C
-  looks among a client's own classes alone, as if those of test examples were known, or (``prediction``) takes the head.
+* Class counts weight the means. C weights them equally, and P's eq. 6 also divides by the number of clients.
+* The distance is C's mean square. P writes the L2 distance between the prototypes of a client and the global ones.
+* Local prototypes use all examples under the trained model, in evaluation mode. C uses features of the last epoch.
+* A prediction compares all known prototypes and no other class, so test examples of unknown classes have infinite loss.
+  C compares only the client's own classes, as if those of test examples were known, or (``prediction``) uses the head.
 * Right after local training (``local``), classes without a global prototype have the client's own.
-* A new client (P, C: none) trains from the common start towards current prototypes, in one phase as long as others did.
+* P and C have no new clients. Here a new client trains from the common start towards current prototypes, in one phase
+  as long as others trained.
 """
 
 from __future__ import annotations
@@ -27,22 +30,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
-from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.message import Field, Mean, Messages, Reduced
-from fedtailor.core.options import Range
-from fedtailor.core.prediction import predict_features
-from fedtailor.core.rng import Key
-from fedtailor.core.task import Batch, LossOutput, Params, Task
-from fedtailor.statistics.gaussian import class_moments
-from fedtailor.training.blocks import cached_features, train
-from fedtailor.training.losses import cross_entropy, weighted_mean
-from fedtailor.training.tuning import train_rounds
+from fedtailor.toolkit import (
+    Algorithm,
+    Batch,
+    ClientData,
+    ClientInfo,
+    ClientUpdate,
+    Cohort,
+    Download,
+    Field,
+    Key,
+    LossOutput,
+    Mean,
+    Messages,
+    Onboarded,
+    Params,
+    Range,
+    Reduced,
+    RoundOfTraining,
+    Task,
+    cached_features,
+    cross_entropy,
+    gaussian,
+    predict_features,
+    train,
+    train_rounds,
+    weighted_mean,
+)
 
 
 class Prototypes(NamedTuple):
@@ -52,7 +71,13 @@ class Prototypes(NamedTuple):
     known: Tensor
 
 
-class Shared(NamedTuple):
+class ServerState(NamedTuple):
+    """The global prototypes."""
+
+    prototypes: Prototypes
+
+
+class Broadcast(NamedTuple):
     """What clients receive: prototypes, and the rounds that a client trained on average, ()."""
 
     prototypes: Prototypes
@@ -69,18 +94,18 @@ class Personal(NamedTuple):
 def aligned_loss(
     task: Task, model: Params, prototypes: Prototypes, batch: Batch, key: Key, *, penalty: float
 ) -> LossOutput:
-    """Cross-entropy plus the mean square of what parts features from the prototypes of their classes."""
+    """Cross-entropy plus the mean squared distance of features from the prototypes of their classes."""
     z, buffers = task.model.features(model, batch.x, weight=batch.weight, key=key, training=True)
-    gaps = (z - prototypes.means[batch.y]).square().mean(1) * prototypes.known[batch.y]
-    entropy = cross_entropy(task.model.head(model, z), batch.y, batch.weight)
-    return LossOutput(entropy + penalty * weighted_mean(gaps, batch.weight), buffers)
+    distances = (z - prototypes.means[batch.y]).square().mean(1) * prototypes.known[batch.y]
+    supervised = cross_entropy(task.model.head(model, z), batch.y, batch.weight)
+    return LossOutput(supervised + penalty * weighted_mean(distances, batch.weight), buffers)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProto(Algorithm[Prototypes, Params, Personal]):
+class FedProto(Algorithm[ServerState, Params, Personal]):
     """Federated prototype learning."""
 
-    onboarding = "as many rounds of all layers as the others trained"
+    onboarding = (RoundOfTraining(as_many_as_others=True),)
 
     penalty: Annotated[float, Range(ge=0)] = 1.0
     """Weight of the distance from the prototypes (lambda)."""
@@ -88,64 +113,91 @@ class FedProto(Algorithm[Prototypes, Params, Personal]):
     """What predicts: the nearest prototype, or the model's own head."""
 
     def warnings(self, task: Task) -> list[str]:
-        """Without the penalty nobody learns from others."""
-        alone = "with penalty 0, every client trains alone"
-        return [] if self.penalty else [f"{alone}." if self.prediction == "head" else f"{alone}; predictions do not."]
+        """Warn where nobody learns from others."""
+        if self.penalty:
+            return []
+        if self.prediction == "head":
+            return ["with penalty 0, every client trains alone."]
+        return ["with penalty 0, every client trains alone; predictions use the prototypes of all."]
 
     def messages(self, task: Task) -> Messages:
         """Declare the prototypes, which of them are known, and the rounds that new clients must know."""
-        shape = (task.num_classes, task.model.feature_dim)
-        prototypes = Field(kind="class_means", shapes=shape, weight="class_counts")
-        known, rounds = (Field(kind="counts", shapes=numbers, reduction="none") for numbers in (shape[:1], ()))
-        return {"prototypes": prototypes, "known": known, "rounds": rounds}
+        classes = task.num_classes
+        shape = (classes, task.model.feature_dim)
+        return {
+            "prototypes": Field(kind="class_means", shapes=shape, weight="class_counts"),
+            "known": Field(kind="counts", shapes=(classes,), reduction="none"),
+            "rounds": Field(kind="counts", shapes=(), reduction="none"),
+        }
 
-    def init_server(self, task: Task, key: Key) -> Prototypes:
+    def init_server(self, task: Task, key: Key) -> ServerState:
         """Start without prototypes."""
-        return Prototypes(torch.zeros(task.num_classes, task.model.feature_dim), torch.zeros(task.num_classes))
+        means = torch.zeros(task.num_classes, task.model.feature_dim)
+        return ServerState(Prototypes(means, torch.zeros(task.num_classes)))
 
-    def broadcast(self, server: Prototypes, cohort: Cohort) -> Shared:
+    def broadcast(self, server: ServerState, cohort: Cohort) -> Broadcast:
         """Send the prototypes, and for new clients how long the others trained."""
-        return Shared(server, torch.tensor(cohort.rounds_trained))
+        return Broadcast(server.prototypes, torch.tensor(cohort.rounds_trained))
 
     def init_client(self, task: Task, info: ClientInfo, key: Key) -> Params:
         """Start from the common initialization of the client's own architecture."""
-        return task.model.init(key.common("model"))
+        return task.initial(key)
 
-    def local_update(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> ClientUpdate:
+    def local_update(
+        self, task: Task, download: Download[Broadcast], state: Params, data: ClientData, key: Key
+    ) -> ClientUpdate:
         """Train towards the prototypes, then compute the client's own."""
-        shared: Prototypes = download.shared.prototypes
+        shared = download.shared.prototypes
         loss = partial(aligned_loss, penalty=self.penalty)
-        trained = train(task, loss, state, context=shared, data=data.train, key=key, training=self.training)
+        trained = train(task, loss, state, context=shared, data=data.train, key=key)
+
         features = cached_features(task, trained.params, data.train, key=key)
-        moments = class_moments(features.x, features.labels(), features.weight, task.num_classes)
-        own = moments.means.to(shared.means.dtype)
-        known = torch.maximum(shared.known, (moments.counts > 0).to(shared.known.dtype))
-        after = Prototypes(torch.where(shared.known[:, None] > 0, shared.means, own), known)
-        upload = {"prototypes": Mean(own, data.info.class_counts)}
+        moments = gaussian.class_moments(features.x, features.labels(), features.weight, task.num_classes)
+        own_means = moments.means.to(shared.means.dtype)
+        present = (moments.counts > 0).to(shared.known.dtype)
+        merged = torch.where(shared.known[:, None] > 0, shared.means, own_means)
+        personal = Personal(trained.params, Prototypes(merged, torch.maximum(shared.known, present)))
+
+        upload = {"prototypes": Mean(own_means, data.info.class_counts)}
         metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ClientUpdate(trained.params, upload, personal=Personal(trained.params, after), metrics=metrics)
+        return ClientUpdate(trained.params, upload, personal=personal, metrics=metrics)
 
-    def aggregate(self, server: Prototypes, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[Prototypes, Any]:
-        """Replace the prototypes of classes that somebody sent."""
+    def aggregate(
+        self, server: ServerState, received: Mapping[str, Reduced], cohort: Cohort
+    ) -> tuple[ServerState, tuple[()]]:
+        """Replace the prototypes of the classes that were sent."""
+        old = server.prototypes
         new = received["prototypes"]
-        known = torch.maximum(server.known, (new.total_weight > 0).to(server.known.dtype))
-        return Prototypes(new.or_else(server.means), known), ()
+        sent = (new.total_weight > 0).to(old.known.dtype)
+        return ServerState(Prototypes(new.or_else(old.means), torch.maximum(old.known, sent))), ()
 
-    def onboard(self, task: Task, download: Download, info: ClientInfo, data: ClientData, key: Key) -> Onboarded:
+    def onboard(
+        self, task: Task, download: Download[Broadcast], info: ClientInfo, data: ClientData, key: Key
+    ) -> Onboarded:
         """Train from the common initialization for the same budget as the others."""
-        loss, model = partial(aligned_loss, penalty=self.penalty), self.init_client(task, info, key)
-        (prototypes, rounds), examples, plan = download.shared, data.train, self.training
-        own = train_rounds(task, loss, model, context=prototypes, data=examples, key=key, training=plan, rounds=rounds)
-        return Onboarded(own.params, own.steps)
+        shared = download.shared
+        trained = train_rounds(
+            task,
+            partial(aligned_loss, penalty=self.penalty),
+            self.init_client(task, info, key),
+            context=shared.prototypes,
+            data=data.train,
+            key=key,
+            rounds=shared.rounds,
+        )
+        return Onboarded(trained.params, trained.steps)
 
-    def personalize(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> Personal:
+    def personalize(
+        self, task: Task, download: Download[Broadcast], state: Params, data: ClientData, key: Key
+    ) -> Personal:
         """Return the client's own model with the global prototypes."""
         return Personal(state, download.shared.prototypes)
 
     def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return negative squared distances from the prototypes, -inf where there is none; or the head's logits."""
-        z, (means, known) = predict_features(task, personal.model, x), personal.prototypes
+        z = predict_features(task, personal.model, x)
         if self.prediction == "head":
             return task.model.head(personal.model, z)
-        distances = torch.cdist(z, means, compute_mode="donot_use_mm_for_euclid_dist").square()
-        return -torch.where(known > 0, distances, torch.inf)
+        prototypes = personal.prototypes
+        distances = torch.cdist(z, prototypes.means, compute_mode="donot_use_mm_for_euclid_dist").square()
+        return -torch.where(prototypes.known > 0, distances, torch.inf)

@@ -1,49 +1,71 @@
-"""LG-FedAvg: upper layers are shared, lower ones are every client's own; the mirror image of FedPer.
+"""LG-FedAvg: upper layers are shared, lower ones are personal; the mirror image of FedPer.
 
 Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency 2020, "Think locally, act globally: federated learning
-with local and global representations", arXiv:2001.01523, Algorithm 1: client i trains its local representation and the
-global model on top of it together, and the server averages the global part with weights n_i.
+with local and global representations", arXiv:2001.01523, Algorithm 1. Client i trains its local representation and the
+global model on top of it together. The server averages the global part with weights n_i.
 
 Messages: down ``shared`` (the last ``shared_layers`` layers); up ``shared`` (weight n_i). Layers below are client state
-and never sent. Buffers of batch normalization are with their layer: averaged if it is shared, else private. A personal
+and never sent. Buffers of batch normalization go with their layer: averaged if it is shared, else private. A personal
 model is the client's own lower layers under the new shared ones.
 
-Deviations: training starts from scratch, as in most reproductions; the paper's starts from a model that FedAvg trained.
-Its auxiliary losses of the representation (adversarial, self-supervised) are left out. It shares the last layers, where
-some code shares the first: the head alone by default, as in McLaughlin and Su 2024 (pFedFDA), the last two layers in
-Zhang et al. 2023 (FedCR). A client that never took part predicts with an ensemble of the others' models in the paper;
-here it trains lower layers from the common initialization for ``onboard_epochs``, under the shared layers as received:
-its model keeps these, so they do not move with the rest. With ``finetune_epochs``, every client tunes a copy of its
-head before it predicts, as in FedCR's experiments; a new client does so too, after onboarding.
+Deviations:
+* Training starts from scratch, as in most reproductions. The paper starts from a model that FedAvg trained.
+* The paper's auxiliary losses of the representation (adversarial, self-supervised) are left out.
+* The last layers are shared, as in the paper; some code shares the first ones. By default this is the head alone, as in
+  McLaughlin and Su 2024 (pFedFDA). Zhang et al. 2023 (FedCR) share the last two layers.
+* In the paper a client that never took part predicts with an ensemble of the others' models. Here it trains lower
+  layers from the common initialization for ``onboard_epochs``. Its model keeps the shared layers as received, so these
+  stay frozen.
+* With ``finetune_epochs``, every client tunes a copy of its head before it predicts, as in FedCR's experiments. A new
+  client does so too, after onboarding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
-from fedtailor.core import tree
-from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
-from fedtailor.core.errors import ConfigError
-from fedtailor.core.federation import ClientData, ClientInfo
-from fedtailor.core.message import Field, Mean, Messages
-from fedtailor.core.options import Range
-from fedtailor.core.rng import Key
-from fedtailor.core.task import ALL, BODY, Params, Task
-from fedtailor.training.blocks import train
-from fedtailor.training.losses import classification_loss
-from fedtailor.training.tuning import FineTuned, in_words, tune
+from fedtailor.toolkit import (
+    ALL,
+    BODY,
+    Adaptation,
+    Algorithm,
+    ClientData,
+    ClientInfo,
+    ClientUpdate,
+    ConfigError,
+    Download,
+    Field,
+    FineTuned,
+    FineTuning,
+    Key,
+    Mean,
+    Messages,
+    Onboarded,
+    Params,
+    Range,
+    Task,
+    classification_loss,
+    fine_tune,
+    train,
+    tree,
+)
 
-Server = dict[str, Params]
 V = TypeVar("V")
+
+
+class ServerState(NamedTuple):
+    """The shared upper layers."""
+
+    shared: Params
 
 
 def layer_numbers(task: Task) -> dict[str, int]:
     """Return the number of every parameter's layer, from 0; the head is the last one.
 
-    Parameters of one layer have all of the name before the last dot in common. A normalization is not counted: it goes
-    with the layer before it.
+    The names of the parameters of one layer are equal up to the last dot. A normalization is not counted: it goes with
+    the layer before it.
     """
     layers: list[str] = []
     numbers: dict[str, int] = {}
@@ -56,7 +78,7 @@ def layer_numbers(task: Task) -> dict[str, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LGFedAvg(Algorithm[Server, Params, FineTuned]):
+class LGFedAvg(Algorithm[ServerState, Params, FineTuned]):
     """Upper layers are averaged, lower ones are personal."""
 
     shared_layers: Annotated[int, Range(ge=1)] = 1
@@ -67,59 +89,74 @@ class LGFedAvg(Algorithm[Server, Params, FineTuned]):
     """Epochs that train the lower layers of a client that never took part."""
 
     @property
-    def adaptation(self) -> str:
-        """Tuning of the head, if any."""
-        return in_words(self.finetune_epochs, "head")
+    def adaptation(self) -> Sequence[Adaptation]:
+        """Tuning of the head."""
+        return [FineTuning("head", epochs=self.finetune_epochs)]
 
     @property
-    def onboarding(self) -> str:
+    def onboarding(self) -> Sequence[Adaptation]:
         """Training of the lower layers."""
-        return in_words(self.onboard_epochs, "the lower layers")
+        return [FineTuning("lower", epochs=self.onboard_epochs)]
 
     def warnings(self, task: Task) -> list[str]:
-        """With all layers shared nothing is personal."""
-        everything = len(self._shared(task)) == len(task.model.groups)
-        return ["all layers are shared: this is FedAvg."] if everything else []
+        """Warn where nothing is personal."""
+        if len(self._shared_names(task)) < len(task.model.groups):
+            return []
+        return ["all layers are shared: this is FedAvg."]
 
     def messages(self, task: Task) -> Messages:
         """Declare the shared layers."""
-        return {"shared": Field(kind="model", shapes=self._split(task, task.shapes(*ALL))[0])}
+        upper, _ = self._split(task, task.shapes(*ALL))
+        return {"shared": Field(kind="model", shapes=upper)}
 
-    def init_server(self, task: Task, key: Key) -> Server:
-        """Start from the common initialization."""
-        return {"shared": self._split(task, task.model.init(key.common("model")))[0]}
+    def init_server(self, task: Task, key: Key) -> ServerState:
+        """Start from the upper layers of the common initialization."""
+        upper, _ = self._split(task, task.initial(key))
+        return ServerState(upper)
 
     def init_client(self, task: Task, info: ClientInfo, key: Key) -> Params:
         """Start from the lower layers of the common initialization."""
-        return self._split(task, task.model.init(key.common("model")))[1]
+        _, lower = self._split(task, task.initial(key))
+        return lower
 
-    def local_update(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> ClientUpdate:
-        """Train the own lower layers and the received upper ones together."""
-        model = {**state, **download.shared["shared"]}
-        trained = train(task, classification_loss, model, data=data.train, key=key, training=self.training)
-        shared, own = self._split(task, trained.params)
+    def local_update(
+        self, task: Task, download: Download[ServerState], state: Params, data: ClientData, key: Key
+    ) -> ClientUpdate:
+        """Train the client's lower layers and the received upper ones together."""
+        model = {**state, **download.shared.shared}
+        trained = train(task, classification_loss, model, data=data.train, key=key)
+        upper, lower = self._split(task, trained.params)
+        upload = {"shared": Mean(upper, data.info.num_train)}
+        personal = FineTuned(trained.params, trained.steps)
         metrics = {"steps": trained.steps, "loss": trained.loss}
-        upload = {"shared": Mean(shared, data.info.num_train)}
-        return ClientUpdate(own, upload, personal=FineTuned(trained.params, trained.steps), metrics=metrics)
+        return ClientUpdate(lower, upload, personal=personal, metrics=metrics)
 
-    def onboard(self, task: Task, download: Download, info: ClientInfo, data: ClientData, key: Key) -> Onboarded:
+    def onboard(
+        self, task: Task, download: Download[ServerState], info: ClientInfo, data: ClientData, key: Key
+    ) -> Onboarded:
         """Train the lower layers of the common initialization under the received ones."""
-        own, shared = self.init_client(task, info, key), download.shared["shared"]
-        if not own:
-            return Onboarded(own, 0)
-        plan, epochs = self.training, self.onboard_epochs
+        lower = self.init_client(task, info, key)
+        if not lower:
+            return Onboarded(lower, 0)
         trained = train(
-            task, classification_loss, own, context=shared, data=data.train, key=key, training=plan, epochs=epochs
+            task,
+            classification_loss,
+            lower,
+            context=download.shared.shared,
+            data=data.train,
+            key=key,
+            epochs=self.onboard_epochs,
         )
         return Onboarded(trained.params, trained.steps)
 
-    def personalize(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> FineTuned:
-        """Join the own lower layers and the received upper ones, and tune a copy of the head if asked to."""
-        model = {**state, **download.shared["shared"]}
-        training, epochs = self.training, self.finetune_epochs
-        return tune(task, model, data.train, key=key, training=training, epochs=epochs, layers="head")
+    def personalize(
+        self, task: Task, download: Download[ServerState], state: Params, data: ClientData, key: Key
+    ) -> FineTuned:
+        """Join the client's lower layers and the received upper ones, and tune a copy of the head if asked to."""
+        model = {**state, **download.shared.shared}
+        return fine_tune(task, model, data.train, key=key, epochs=self.finetune_epochs, layers="head")
 
-    def _shared(self, task: Task) -> set[str]:
+    def _shared_names(self, task: Task) -> set[str]:
         """Return the names of the shared parameters and buffers.
 
         Raises:
@@ -134,6 +171,6 @@ class LGFedAvg(Algorithm[Server, Params, FineTuned]):
         return {name for name, number in numbers.items() if number >= count - self.shared_layers}
 
     def _split(self, task: Task, params: Mapping[str, V]) -> tuple[dict[str, V], dict[str, V]]:
-        """Return what belongs to shared parameters, and to own ones."""
-        shared = self._shared(task)
+        """Return the entries of shared parameters, and the others."""
+        shared = self._shared_names(task)
         return tree.split(params, lambda name: name in shared)

@@ -1,29 +1,46 @@
-"""Local: every client trains a model of its own, from a common initialization.
+"""Local: every client trains its own model, from a common initialization.
 
-Messages: none, in either direction, while clients train; a new one is told only how many rounds the others trained.
+Messages: none in either direction while clients train. A new client receives one number: how many rounds the others
+trained.
 
-Deviations: trains in every round; the experiments of pFedFDA train it only in the rounds in which the client is drawn
-(``federation.train`` = "cohort"). The number of gradient steps differs accordingly and is recorded. A client that never
-took part trains as much as the others on average, in one phase (momentum does not start anew each round).
+Deviations: clients train in every round; the experiments of pFedFDA train a client only in the rounds in which it is
+drawn (``federation.train`` = "cohort"). The number of gradient steps differs accordingly and is recorded. A client that
+never took part trains as much as the others on average, in one phase (momentum does not start anew each round).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedtailor.core.algorithm import Algorithm, ClientUpdate, Download, Onboarded
-from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.message import Messages, Reduced
-from fedtailor.core.rng import Key
-from fedtailor.core.task import Params, Task
-from fedtailor.training.blocks import train
-from fedtailor.training.losses import classification_loss
-from fedtailor.training.tuning import train_rounds
+from fedtailor.toolkit import (
+    Algorithm,
+    ClientData,
+    ClientInfo,
+    ClientUpdate,
+    Cohort,
+    Download,
+    Key,
+    Messages,
+    Onboarded,
+    Params,
+    Reduced,
+    RoundOfTraining,
+    Task,
+    classification_loss,
+    train,
+    train_rounds,
+)
+
+
+class Broadcast(NamedTuple):
+    """What new clients receive: the rounds that a client trained on average, ()."""
+
+    rounds: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +48,7 @@ class Local(Algorithm[tuple[()], Params, Params]):
     """Training without collaboration: the baseline that personalization must beat."""
 
     trains: ClassVar[Literal["cohort", "all"]] = "all"
-    onboarding = "as many rounds of all layers as the others trained"
+    onboarding = (RoundOfTraining(as_many_as_others=True),)
 
     def messages(self, task: Task) -> Messages:
         """Declare no field."""
@@ -39,42 +56,43 @@ class Local(Algorithm[tuple[()], Params, Params]):
 
     def init_client(self, task: Task, info: ClientInfo, key: Key) -> Params:
         """Start from the common initialization."""
-        return task.model.init(key.common("model"))
+        return task.initial(key)
 
     def init_server(self, task: Task, key: Key) -> tuple[()]:
-        """Know nothing."""
+        """Return nothing: the server has no state."""
         return ()
 
-    def broadcast(self, server: tuple[()], cohort: Cohort) -> Tensor | tuple[()]:
+    def broadcast(self, server: tuple[()], cohort: Cohort) -> Broadcast | tuple[()]:
         """Tell new clients, and nobody else, how many rounds the others trained."""
-        return torch.tensor(cohort.rounds_trained) if cohort.new else ()
+        if cohort.new:
+            return Broadcast(torch.tensor(cohort.rounds_trained))
+        return ()
 
-    def onboard(self, task: Task, download: Download, info: ClientInfo, data: ClientData, key: Key) -> Onboarded:
+    def onboard(
+        self, task: Task, download: Download[Broadcast], info: ClientInfo, data: ClientData, key: Key
+    ) -> Onboarded:
         """Train from the common initialization for the same budget as the others."""
         start = self.init_client(task, info, key)
-        trained = train_rounds(
-            task,
-            classification_loss,
-            start,
-            data=data.train,
-            key=key,
-            training=self.training,
-            rounds=download.shared,
-        )
+        rounds = download.shared.rounds
+        trained = train_rounds(task, classification_loss, start, data=data.train, key=key, rounds=rounds)
         return Onboarded(trained.params, trained.steps)
 
-    def local_update(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> ClientUpdate:
+    def local_update(
+        self, task: Task, download: Download[tuple[()]], state: Params, data: ClientData, key: Key
+    ) -> ClientUpdate:
         """Train the client's own model."""
-        trained = train(task, classification_loss, state, data=data.train, key=key, training=self.training)
+        trained = train(task, classification_loss, state, data=data.train, key=key)
         metrics = {"steps": trained.steps, "loss": trained.loss}
         return ClientUpdate(trained.params, {}, personal=trained.params, metrics=metrics)
 
     def aggregate(
         self, server: tuple[()], received: Mapping[str, Reduced], cohort: Cohort
     ) -> tuple[tuple[()], tuple[()]]:
-        """Receive nothing."""
+        """Return nothing: no client sends anything."""
         return (), ()
 
-    def personalize(self, task: Task, download: Download, state: Params, data: ClientData, key: Key) -> Params:
+    def personalize(
+        self, task: Task, download: Download[Broadcast | tuple[()]], state: Params, data: ClientData, key: Key
+    ) -> Params:
         """Return the client's own model."""
         return state

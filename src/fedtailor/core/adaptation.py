@@ -85,9 +85,12 @@ class NearestNeighbors:
 
 @dataclass(frozen=True)
 class ChoiceOfModel:
-    """A choice among several models by the loss on the client's training data."""
+    """A choice among several models by the loss on the client's training data. No choice if there is only one."""
 
     models: int
+
+    def __bool__(self) -> bool:
+        return self.models > 1
 
     def __str__(self) -> str:
         return f"choice among {self.models} models"
