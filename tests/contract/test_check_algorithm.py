@@ -23,16 +23,13 @@ SINGLE = set(MUTANTS) - {m for m in MUTANTS if m.__name__ in ("CountsRows", "Oth
 
 EXAMPLES_NEED = """
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from fedtailor import LossOutput, ModelState, Range, tree, weighted_mean
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.core import tree
-from fedtailor.training.losses import weighted_mean
-from fedtailor.core.options import Range
-from fedtailor.core.task import LossOutput
 """
 
 
