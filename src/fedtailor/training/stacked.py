@@ -20,7 +20,7 @@ from fedtailor.training.batches import Plan, take, to_values
 from fedtailor.training.one_client import chunk_size, merge, nothing_collected
 from fedtailor.training.optimizer import Optimizer, clip_factor
 from fedtailor.training.phase import Phase, collected
-from fedtailor.training.step_runner import write
+from fedtailor.training.step_runner import memory_of, separate_from, write
 
 
 class Stacked(NamedTuple):
@@ -154,6 +154,7 @@ class _Run:
     ) -> None:
         self.phase = phase
         self.params = params
+        self.param_memory = {memory_of(leaf) for leaf in params}
         self.context = context
         self.data = data
         self.key = key
@@ -211,7 +212,7 @@ class _Run:
         outputs: Tensor | tuple[()]
         if phase.step is not None:
             new_leaves, outputs = output
-            write(leaves, new_leaves)
+            write(leaves, separate_from(self.param_memory, new_leaves))
             return outputs
         gradients, loss, buffers, outputs = output
         self.loss_sum[:active] += loss
