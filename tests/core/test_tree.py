@@ -1,4 +1,4 @@
-"""Trees of tensors: laws by random trees, and what is refused."""
+"""Trees of tensors: laws on random trees, and refusals."""
 
 import hypothesis.strategies as st
 import pytest

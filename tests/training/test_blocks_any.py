@@ -27,7 +27,7 @@ trainings = st.builds(
     drop_last=st.booleans(),
     clip_norm=st.sampled_from([0.0, 0.5]),
 )
-lanes = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3)), min_size=1, max_size=5)
+stacks = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3)), min_size=1, max_size=5)
 
 
 def noisy_loss(task, params, context, batch, key):
@@ -38,8 +38,8 @@ def noisy_loss(task, params, context, batch, key):
 
 
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lanes, trainings, st.sampled_from([1.0, 0.5]), st.booleans(), st.sampled_from(["all", "last"]))
-def test_any_phase_on_part_of_the_data_and_another_on_what_it_collected(lanes, training, fraction, own_epochs, collect):
+@given(stacks, trainings, st.sampled_from([1.0, 0.5]), st.booleans(), st.sampled_from(["all", "last"]))
+def test_any_phase_on_part_of_the_data_and_another_on_what_it_collected(stack, training, fraction, own_epochs, collect):
     task = perceptron()
     world = federation(task)
 
@@ -57,6 +57,8 @@ def test_any_phase_on_part_of_the_data_and_another_on_what_it_collected(lanes, t
         sums = (table.x * table.weight[:, None]).sum(0), (table.weight * table.labels()).sum(), table.size()
         return first.params, first.steps, first.loss, sums, head.params, head.steps
 
-    clients = [client for client, _ in lanes]
-    own = [(task.model.init(new_key(lane)), torch.tensor(epochs)) for lane, (_, epochs) in enumerate(lanes)]
+    clients = [client for client, _ in stack]
+    own = [
+        (task.model.init(new_key(client_index)), torch.tensor(epochs)) for client_index, (_, epochs) in enumerate(stack)
+    ]
     both_ways(program, world, clients, own, tolerance=1e-10)  # Adam divides by small gradients

@@ -56,10 +56,10 @@ def test_chunks_do_not_matter(world, chunk, monkeypatch):
     monkeypatch.setattr(local, "chunk_size", lambda shape: chunk)
     monkeypatch.setattr(fedtailor.training.stacked, "chunk_size", lambda shape: chunk)
     found, together = (how(program, world, clients, own) for how in (one_by_one, stacked))
-    for one, other, lane in zip(expected, found, together, strict=True):
-        assert one.shape == other.shape and lane.shape == (23, 5)
+    for one, other, row in zip(expected, found, together, strict=True):
+        assert one.shape == other.shape and row.shape == (23, 5)
         assert torch.allclose(one, other, rtol=0, atol=1e-13)
-        assert torch.allclose(one, lane[: len(one)], rtol=0, atol=1e-13)
+        assert torch.allclose(one, row[: len(one)], rtol=0, atol=1e-13)
 
 
 def first_features(task, params, context, batch, key):

@@ -1,4 +1,4 @@
-"""What a loss or step may hold: a tensor is refused in a sentence, since it would go wrong silently or opaquely."""
+"""Losses and steps that hold a tensor are refused in a sentence: they would fail silently, or with an opaque error."""
 
 import functools
 import re

@@ -1,4 +1,4 @@
-"""What a loss or step returns: anything else is refused in a sentence, the same one by one and stacked."""
+"""Results of a loss or step: one of the wrong type is refused in a sentence, the same one by one and stacked."""
 
 import re
 
@@ -135,7 +135,7 @@ def test_collecting_needs_aux(world, how):
             task, classification_loss, start, data=data, key=key, training=TRAINING, collect="all"
         ).params  # fmt: skip
 
-    with pytest.raises(TypeError, match="a loss with collect must return outputs"):
+    with pytest.raises(TypeError, match="with collect, a loss or step must return outputs"):
         how(program, world, CLIENTS, [torch.tensor(0.0)] * 3)
 
 

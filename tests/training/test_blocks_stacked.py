@@ -52,9 +52,9 @@ def test_whole_model(world, training):
     }.get(next(name for name, value in VARIANTS.items() if value is training), [4, 2, 12, 0, 8])  # fmt: skip
 
 
-@pytest.mark.parametrize("clients", [[6], [5], [5, 5], [0, 5]], ids=["one lane", "empty", "all empty", "some empty"])
+@pytest.mark.parametrize("clients", [[6], [5], [5, 5], [0, 5]], ids=["one client", "empty", "all empty", "some empty"])
 @pytest.mark.parametrize("collect", ["none", "all", "last"])
-def test_few_lanes(world, clients, collect):
+def test_few_clients(world, clients, collect):
     task = world.common_task
 
     def program(data, key, params):

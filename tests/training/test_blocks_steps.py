@@ -31,6 +31,22 @@ def own_params(task):
     return [task.model.init(new_key(client)) for client in CLIENTS]
 
 
+def remembering_step(task, params, context, batch, key):
+    """Keep the parameters from before the step."""
+    return StepOutput({"now": params["now"] - 0.1 * batch.weight.sum(), "before": params["now"]})
+
+
+def test_a_step_may_return_leaves_where_other_leaves_were(world):
+    start = {"now": torch.zeros(2), "before": torch.ones(2)}
+
+    def program(data, key, own):
+        return train(world.common_task, None, start, data=data, key=key, training=FULL, step=remembering_step).params
+
+    for client, params in zip(CLIENTS, both_ways(program, world, CLIENTS), strict=True):
+        if len(world.data(client).train.rows) > 0:
+            assert (params["before"] - params["now"]).min() > 0.05, client
+
+
 def collected_rows(trained):
     """Return values and labels of the rows that are there."""
     table = trained.collected_examples()

@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 
 def special(x):
-    """Return values with what is seldom seen: infinities, what is no number, zeros of both signs, very small ones."""
+    """Return values with rare ones among them: infinities, NaN, zeros of both signs, very small numbers."""
     odd = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0, -0.0, 1e-40, -1e-40, 1e30])
     return torch.cat([odd, x.flatten()[len(odd) :]]).view_as(x)
 

@@ -46,7 +46,7 @@ def test_convolutions_and_modules_train_in_it(name, task):
 
 
 def test_only_training_steps_run_in_it(monkeypatch):
-    """Steps see bfloat16 features, evaluation and passes over the data do not; what is collected is no bfloat16."""
+    """Steps see bfloat16 features, evaluation and passes over the data do not; collected values are not bfloat16."""
     seen = []
 
     def watch(task, params, x):

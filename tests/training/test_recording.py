@@ -1,4 +1,4 @@
-"""A recording gives what its function gives, bit for bit, for whatever its inputs hold; or there is none."""
+"""A recording gives the results of its function bit for bit, whatever its inputs hold; or it is refused."""
 
 import numpy as np
 import pytest

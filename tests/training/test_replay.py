@@ -1,4 +1,4 @@
-"""Steps from a recording: the same bits as steps that were not recorded, whoever was trained before."""
+"""Replayed steps give the same bits as steps that are not recorded, whichever clients were trained before."""
 
 import gc
 import threading
@@ -34,7 +34,7 @@ from fedtailor.training.step_runner import PLAIN, current_runner, steps_run_by
 
 TRAINING = Training(lr=0.1, epochs=3, batch_size=4, momentum=0.9, weight_decay=0.05)
 CLIENTS = [6, 6, 4, 2]
-"""23, 14 and 5 examples: batches of 4, 3, 2 and 1; of a phase that comes once nothing is recorded."""
+"""23, 14 and 5 examples: batches of 4, 3, 2 and 1. Of a phase that comes only once, nothing is recorded."""
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ CALLS = []
 
 
 def looking_loss(task, params, context, batch, key):
-    """Depend on something that changes, and is no tensor."""
+    """Depend on something that changes and is not a tensor."""
     CALLS.append(key)
     output = classification_loss(task, params, (), batch, key)
     return output._replace(loss=output.loss * len(CALLS))
@@ -355,7 +355,7 @@ def test_without_a_runner_every_step_runs_as_it_is(at_once, world):
     thread = threading.Thread(target=lambda: found.append(current_runner()))
     thread.start()
     thread.join()
-    assert found == [PLAIN]  # a thread of its own chooses for itself
+    assert found == [PLAIN]  # another thread has a runner of its own
 
 
 SETTING = {"strength": 0.0}

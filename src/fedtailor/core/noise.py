@@ -1,7 +1,7 @@
-"""Keyed random numbers as tensors; every draw depends on its key and position alone.
+"""Keyed random numbers as tensors; every number depends on its key and position alone.
 
-Each function is a building block: one implementation for one client, one for a stack of clients. Entry
-``i`` (in row order) depends on the key and ``i``, not on the shape, so rows of padding change nothing.
+Each function works for one client and for a stack of clients. Entry ``i`` (in row order) depends on the key and ``i``,
+not on the shape, so rows of padding change nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def normal(key: Key, shape: tuple[int, ...]) -> Tensor:
 def row_words(key: Key, weight: Tensor) -> Tensor:
     """Return a random word for every row (n,): the k-th row of positive weight gets word k.
 
-    So padding between rows, which differs between engines, does not change the word of any row.
+    So padding between rows, which differs between engines, does not change the word of a row.
     """
     rank = (weight > 0).long().cumsum(0) - 1
     return random_words(key, weight.shape[0])[rank.clamp(min=0)]

@@ -1,8 +1,8 @@
 """Randomness as values: keys derived by purpose, read by the counter-based generator Philox4x64-10.
 
-A key says who draws (client), when (round, step) and what for (purpose). The same key gives the same
-numbers in any order of execution, under any engine. Salmon et al. 2011, "Parallel random numbers: as
-easy as 1, 2, 3" define the generator; numpy's implementation produces the raw bits.
+A key says who draws (client), when (round, step) and for which purpose. The same key gives the same numbers in any
+order of execution, under any engine. Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" define the
+generator; numpy's implementation produces the raw bits.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _WORD = 2**64
 
 
 class Key(NamedTuple):
-    """Where a stream of random numbers starts: a value, never consumed.
+    """The start of a stream of random numbers: a value, never consumed.
 
-    The first four fields are 0-d int64 tensors, so that a key can be stacked over clients; the purpose is
-    the same for all clients and stays a Python number.
+    The first four fields are 0-d int64 tensors, so that a key can be stacked over clients. The purpose is the same for
+    all clients and stays a Python number.
     """
 
     seed: Tensor
@@ -39,7 +39,7 @@ class Key(NamedTuple):
         return self._replace(purpose=word)
 
     def at(self, step: Tensor) -> Key:
-        """Return the key of a step (a 0-d int64 tensor); costs no hashing."""
+        """Return the key of a step (a 0-d int64 tensor); this needs no hashing."""
         return self._replace(step=step)
 
     def common(self, purpose: str) -> Key:
@@ -61,7 +61,7 @@ def new_key(seed: int, *, round: int = 0, client: int = 0, purpose: str = "") ->
 
 
 def join_key(where: Sequence[Tensor], purpose: int) -> Key:
-    """Return the key of (seed, round, client, step) and a purpose: what ``key[:4], key.purpose`` split."""
+    """Return the key of (seed, round, client, step) and a purpose; the inverse of ``key[:4], key.purpose``."""
     seed, round, client, step = where
     return Key(seed, round, client, step, purpose)
 

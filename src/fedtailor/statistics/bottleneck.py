@@ -1,7 +1,7 @@
-"""Stochastic features: a Gaussian layer on top of the body of any model, and what it takes to classify its samples.
+"""Stochastic features: a Gaussian layer on top of the body of any model, and classification of its samples.
 
-The layer of Alemi et al. 2017, "Deep variational information bottleneck", ICLR: for every example it gives the mean
-and the deviation of V features; a linear head classifies features drawn from this Gaussian.
+The layer of Alemi et al. 2017, "Deep variational information bottleneck", ICLR, gives the mean and the deviation of V
+features for every example; a linear head classifies features drawn from this Gaussian.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def split(features: Tensor) -> Gaussians:
 class GaussianModel:
     """A model whose body ends in a Gaussian layer; satisfies ``core.task.Model``.
 
-    The body of another model, a linear layer ``gaussian`` from its d features to 2V numbers, and a linear layer
-    ``head`` from V numbers to the classes, which replaces the other model's head. ``features`` returns (n, 2V), mean
-    and raw deviation side by side, so ``feature_dim`` is 2V; the head takes draws (..., V), so ``latent_dim`` is V.
-    Models of the same parts are equal, since algorithms make one in every call.
+    It consists of the body of another model, a linear layer ``gaussian`` from its d features to 2V numbers, and a
+    linear layer ``head`` from V numbers to the classes, which replaces the head of the other model. ``features``
+    returns (n, 2V), mean and raw deviation side by side, so ``feature_dim`` is 2V; the head takes draws (..., V), so
+    ``latent_dim`` is V. Models of the same parts are equal, since algorithms make one in every call.
     """
 
     def __init__(self, base: Model, latent_dim: int, num_classes: int) -> None:
@@ -65,10 +65,13 @@ class GaussianModel:
                 key="model.name",
                 got=taken[0],
             )
-        self.base, self.latent_dim, self.feature_dim = base, latent_dim, 2 * latent_dim
+        self.base = base
+        self.latent_dim = latent_dim
+        self.feature_dim = 2 * latent_dim
         self.shapes = {**body, **layers}
-        added = {name: "head" if name.startswith("head") else "body" for name in layers}
-        self.groups = {**{name: base.groups[name] for name in body}, **added}
+        kept_groups = {name: base.groups[name] for name in body}
+        new_groups = {name: "head" if name.startswith("head") else "body" for name in layers}
+        self.groups = {**kept_groups, **new_groups}
         self.norm = frozenset(name for name in base.norm if name in body)
 
     def __eq__(self, other: object) -> bool:
@@ -81,18 +84,19 @@ class GaussianModel:
         return self.base, self.latent_dim, self.shapes["head.bias"][0]
 
     def init(self, key: Key) -> Params:
-        """Return fresh parameters: the body's as the other model draws them, the rest as :meth:`init_head` does."""
+        """Return initial parameters: the body as the other model draws it, the rest as :meth:`init_head` does."""
         base = self.base.init(key)
         body = {name: base[name] for name in self.groups if name in base and self.groups[name] != "head"}
         return {**body, **self._draw("gaussian", key), **self.init_head(key)}
 
     def init_head(self, key: Key) -> Params:
-        """Return the fresh head that :meth:`init` returns for this key, by PyTorch's default for linear layers."""
+        """Return the initial head that :meth:`init` returns for this key, by PyTorch's default for linear layers."""
         return self._draw("head", key)
 
     def _draw(self, layer: str, key: Key) -> Params:
+        inputs = self.shapes[f"{layer}.weight"][1]
+        bound = 1 / math.sqrt(inputs)
         names = [f"{layer}.weight", f"{layer}.bias"]
-        bound = 1 / math.sqrt(self.shapes[names[0]][1])
         return {name: (2 * uniform(key.fold(name), self.shapes[name]) - 1) * bound for name in names}
 
     def features(self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool) -> tuple[Tensor, Params]:
@@ -106,7 +110,7 @@ class GaussianModel:
 
 
 def sample_noise(key: Key, z: Gaussians, samples: int) -> Tensor:
-    """Return standard normal noise (n, samples, V) for the Gaussians of a batch; padding behind changes nothing."""
+    """Return standard normal noise (n, samples, V) for the Gaussians of a batch; padding at its end changes nothing."""
     return normal(key.fold("noise"), (len(z.mean), samples, z.mean.shape[1]))
 
 
@@ -116,7 +120,7 @@ def sampled_losses(
     """Return the loss of every example (n,) under samples of its features.
 
     Args:
-        task: whose model has the head.
+        task: its model has the head.
         head: parameters of the head.
         z: Gaussians of the examples.
         labels: (n,).
@@ -126,12 +130,15 @@ def sampled_losses(
     """
     logits = task.model.head(head, z.mean[:, None] + z.std[:, None] * noise)
     log_probs = torch.log_softmax(logits, -1)  # (n, samples, classes)
-    right = log_probs.gather(2, labels[:, None, None].expand(-1, noise.shape[1], 1))[..., 0]
-    return -right.mean(1) if likelihood == "expected_log" else math.log(noise.shape[1]) - right.logsumexp(1)
+    samples = noise.shape[1]
+    of_label = log_probs.gather(2, labels[:, None, None].expand(-1, samples, 1))[..., 0]  # (n, samples)
+    if likelihood == "expected_log":
+        return -of_label.mean(1)
+    return math.log(samples) - of_label.logsumexp(1)
 
 
 def mean_log_probabilities(task: Task, head: Params, z: Gaussians, noise: Tensor) -> Tensor:
-    """Return the logarithms (n, classes) of probabilities averaged over noise (samples, V) that examples share."""
+    """Return the logarithms (n, classes) of probabilities averaged over noise (samples, V) that all examples share."""
     logits = torch.stack([task.model.head(head, z.mean + z.std * sample) for sample in noise.unbind()])
     return torch.log_softmax(logits, -1).logsumexp(0) - math.log(len(logits))
 

@@ -1,4 +1,4 @@
-"""Diagonal Gaussians: their divergence, and the product of those of a class.
+"""Diagonal Gaussians: their divergence, and the product of the Gaussians of each class.
 
 A product of Gaussian experts is a Gaussian: precisions add, and so do means times precisions. Hinton 2002, "Training
 products of experts by minimizing contrastive divergence", Neural Computation. Everything runs under
@@ -43,11 +43,12 @@ def kl(
 ) -> Float[Tensor, "*batch"]:
     """Return the Kullback-Leibler divergence KL(q || p) of diagonal Gaussians, summed over the last axis.
 
-    ``sum_j [log(std_p / std_q) + (std_q^2 + (mean_q - mean_p)^2) / (2 std_p^2) - 1/2]``, where the logarithms, and
-    they alone, take deviations to be 1e-8 at least.
+    ``sum_j [log(std_p / std_q) + (std_q^2 + (mean_q - mean_p)^2) / (2 std_p^2) - 1/2]``. Only inside the logarithms,
+    deviations are at least 1e-8.
     """
     log_ratio = std_p.clamp_min(_LEAST_IN_LOGARITHM).log() - std_q.clamp_min(_LEAST_IN_LOGARITHM).log()
-    return (log_ratio + (std_q**2 + (mean_q - mean_p) ** 2) / (2.0 * std_p**2) - 0.5).sum(-1)
+    spread = (std_q**2 + (mean_q - mean_p) ** 2) / (2.0 * std_p**2)
+    return (log_ratio + spread - 0.5).sum(-1)
 
 
 def class_products(
@@ -59,11 +60,11 @@ def class_products(
 ) -> ClassProducts:
     """Multiply the Gaussians of every class, without any prior, in float64.
 
-    Rows of weight 0 are not there: they may hold any finite means, any deviations and any labels. A weight of 2
-    counts a Gaussian twice.
+    Rows of weight 0 are ignored: they may hold any finite means, any deviations and any labels. A weight of 2 counts a
+    Gaussian twice.
     """
     row_weight = weight.double()
-    there = (row_weight > 0)[:, None]
+    present = (row_weight > 0)[:, None]
     member = (labels[:, None] == torch.arange(num_classes, device=labels.device)).double() * row_weight[:, None]
-    precision = torch.where(there, std.double(), 1.0) ** -2
+    precision = torch.where(present, std.double(), 1.0) ** -2
     return ClassProducts(member.mT @ precision, member.mT @ (mean.double() * precision), member.sum(0))

@@ -1,8 +1,8 @@
 """Gaussian class models: one mean per class, one covariance for all classes, and their linear classifier.
 
-Everything is computed and returned in float64, whatever comes in; callers cast down. All functions run under
-``torch.func.vmap``: nothing branches on data, and statistics that are not finite never raise in a batched
-factorization, they come out as NaN for their client alone.
+Everything is computed and returned in float64, whatever the type of the inputs. All functions run under
+``torch.func.vmap``: nothing branches on data. Statistics that are not finite never raise an error in a batched
+factorization; the result is NaN for their client alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Real
 from torch import Tensor
 
-_SMALLEST_DEVIATION = 1e-12  # stands for the standard deviation of a constant feature in a correlation
+_SMALLEST_DEVIATION = 1e-12  # replaces the standard deviation of a constant feature in a correlation
 
 
 class ClassMoments(NamedTuple):
@@ -43,11 +43,12 @@ def smooth_prior(class_counts: Real[Tensor, "classes"], smoothing: float = 1e-4)
 def class_moments(
     z: Float[Tensor, "n d"], labels: Int[Tensor, "n"], weight: Real[Tensor, "n"], num_classes: int
 ) -> ClassMoments:
-    """Compute the moments of features; rows of weight 0 are not there and may hold any finite numbers.
+    """Compute the moments of features; rows of weight 0 are ignored and may hold any finite numbers.
 
     Labels of rows with weight 0 may be any integers.
     """
-    features, row_weight = z.double(), weight.double()
+    features = z.double()
+    row_weight = weight.double()
     member = (labels[:, None] == torch.arange(num_classes, device=labels.device)).double()  # (n, classes)
     weighted = member * row_weight[:, None]
     counts = weighted.sum(0)
@@ -125,10 +126,10 @@ def mahalanobis(
     covariance: Float[Tensor, "d d"],
     shrinkage: float = 0.0,
 ) -> Float64[Tensor, "n"]:
-    """Return how far features lie from the nearest class mean, in standard deviations: large for unfamiliar inputs.
+    """Return the distance of features from the nearest class mean, in standard deviations: large for unusual inputs.
 
     ``min_c sqrt((z - mean_c)^T S^-1 (z - mean_c))``, with the covariance S shrunk by ``shrinkage`` first. Directions
-    without any variance count nothing; after shrinking there are none. Where S is not finite, the result is NaN.
+    without any variance do not count; after shrinking there are none. Where S is not finite, the result is NaN.
 
     Reference: Lee et al. 2018, "A simple unified framework for detecting out-of-distribution samples and adversarial
     attacks", NeurIPS.
@@ -148,7 +149,7 @@ def mean_negative_log_likelihood(
     covariance: Float[Tensor, "d d"],
     shrinkage: float = 0.0,
 ) -> Float64[Tensor, ""]:
-    """Return the mean negative log-likelihood of features given their classes: how Gaussian they are, in nats.
+    """Return the mean negative log-likelihood of features given their classes, in nats.
 
     The covariance is shrunk by ``shrinkage`` first. Infinite where it is singular, NaN where it is not finite, 0 if the
     weights are all 0.
@@ -156,7 +157,8 @@ def mean_negative_log_likelihood(
     matrix = shrink(covariance, shrinkage)
     inverse, vectors = _inverse(matrix)
     gaps = (z.double() - means.double()[labels.clamp(0, means.shape[0] - 1)]) @ vectors
-    constant = matrix.shape[-1] * math.log(2 * math.pi) - torch.where(inverse > 0, inverse.log(), -torch.inf).sum()
+    log_precision = torch.where(inverse > 0, inverse.log(), -torch.inf).sum()
+    constant = matrix.shape[-1] * math.log(2 * math.pi) - log_precision
     values = 0.5 * ((gaps**2 * inverse).sum(1) + constant)
     row_weight = weight.double()
     total = row_weight.sum()
@@ -177,19 +179,24 @@ def condition(covariance: Float[Tensor, "d d"], shrinkage: float = 0.0) -> Float
 
 
 def _inverse(matrix: Float64[Tensor, "d d"]) -> tuple[Float64[Tensor, "d"], Float64[Tensor, "d d"]]:
-    """Return inverse eigenvalues, 0 for those that vanish, and eigenvectors; of the identity if it is not finite."""
+    """Return the inverse eigenvalues (0 for an eigenvalue that vanishes) and the eigenvectors of a matrix.
+
+    If the matrix is not finite, they are those of the identity.
+    """
     d = matrix.shape[-1]
-    eigenvalues, vectors = torch.linalg.eigh(finite_or(matrix, torch.eye(d, dtype=matrix.dtype, device=matrix.device)))
+    identity = torch.eye(d, dtype=matrix.dtype, device=matrix.device)
+    eigenvalues, vectors = torch.linalg.eigh(finite_or(matrix, identity))
     magnitude = eigenvalues.abs()
     regular = magnitude > d * torch.finfo(torch.float64).eps * magnitude.max()
-    return torch.where(regular, 1.0 / torch.where(regular, eigenvalues, 1.0), 0.0), vectors
+    inverse = torch.where(regular, 1.0 / torch.where(regular, eigenvalues, 1.0), 0.0)
+    return inverse, vectors
 
 
 def nearest_pd(covariance: Float[Tensor, "d d"], threshold: float = 1e-15) -> Float64[Tensor, "d d"]:
     """Make a covariance positive definite by clipping the eigenvalues of its correlation matrix.
 
-    Variances stay as they are. A matrix whose correlations have no eigenvalue below ``threshold`` comes back
-    untouched, and so does one that is not finite.
+    Variances stay as they are. A matrix whose correlations have no eigenvalue below ``threshold`` is returned
+    unchanged, and so is one that is not finite.
     """
     matrix = covariance.double()
     identity = torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device)
@@ -212,8 +219,9 @@ def all_finite(matrix: Float[Tensor, "*batch rows columns"]) -> Bool[Tensor, "*b
 def finite_or(
     matrix: Float[Tensor, "*batch rows columns"], fallback: Float[Tensor, "rows columns"]
 ) -> Float[Tensor, "*batch rows columns"]:
-    """Return the matrix, or ``fallback`` in its place if any entry is not finite.
+    """Return the matrix, or ``fallback`` if any entry is not finite.
 
-    One matrix that is not finite makes a batched factorization raise for all; the caller marks its result.
+    A single matrix that is not finite makes a batched factorization raise an error for all of them. The caller marks
+    the result of such a matrix.
     """
     return torch.where(all_finite(matrix), matrix, fallback)

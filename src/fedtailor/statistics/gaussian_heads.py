@@ -1,7 +1,7 @@
-"""Diagonal Gaussians over linear heads: drawing heads, and what they predict together.
+"""Diagonal Gaussians over linear heads: drawing heads, and their joint predictions.
 
-A head is its parameters by name, D numbers in all; several drawn heads have a leading axis. Drawing and divergences
-take any other parameters by name as well, such as those of a whole model.
+A head is a dict of parameters by name, D numbers in all; several drawn heads have a leading axis. Drawing and
+divergences take any other parameters by name as well, such as those of a whole model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedtailor.training.losses import classification_loss
 
 
 class HeadPosterior(NamedTuple):
-    """A diagonal Gaussian over heads, in parameters without bounds."""
+    """A diagonal Gaussian over heads, in unbounded parameters."""
 
     mean: Params
     raw: Params
@@ -52,8 +52,8 @@ def divergence_between(q: HeadPosterior, p: HeadPosterior) -> Tensor:
     """Return KL(q || p), summed over all numbers that have a deviation, ().
 
     With u = sigma_q / sigma_p - 1 and m the distance of the means in units of sigma_p, it is the sum of
-    ``u + u^2 / 2 - log(1 + u) + m^2 / 2``. As u is found from the difference of the raw numbers, all gradients are
-    exactly 0 where q equals p, on any engine: Adam makes steps of its full rate out of what rounding leaves of them.
+    ``u + u^2 / 2 - log(1 + u) + m^2 / 2``. Because u is computed from the difference of the raw numbers, all gradients
+    are exactly 0 where q equals p, on any engine. Otherwise Adam would turn rounding errors into steps of full size.
     """
     parts = []
     for name, raw in q.raw.items():
@@ -70,17 +70,17 @@ def squares(head: Params) -> Tensor:
 
 
 def raw_of(deviation: float) -> float:
-    """Return the number whose softplus is a deviation > 0."""
+    """Return the number whose softplus is ``deviation``, which is > 0."""
     return deviation + math.log(-math.expm1(-deviation))
 
 
 def head_size(head: Params) -> int:
-    """Return D, the numbers of a head."""
+    """Return D, the count of numbers in a head."""
     return sum(leaf.numel() for leaf in head.values())
 
 
 def draw_heads(mean: Params, deviation: Params, noise: Tensor) -> Params:
-    """Return the heads (draws, ...) that standard normal noise (draws, D) stands for."""
+    """Return the heads (draws, ...) that standard normal noise (draws, D) gives."""
     parts = torch.split(noise, [leaf.numel() for leaf in mean.values()], dim=1)
     return {
         name: leaf + deviation[name] * part.reshape(-1, *leaf.shape)

@@ -1,4 +1,4 @@
-"""Which examples a client sees in which step: shuffled per epoch by key, the same in every engine."""
+"""Batches: the examples of each step, shuffled by key in every epoch, the same in every engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedtailor.training.augment import Moving, move
 
 
 class Amount(NamedTuple):
-    """How much a phase trains."""
+    """The amount of training in a phase."""
 
     epochs: int
     steps: int
@@ -35,10 +35,10 @@ class Plan(NamedTuple):
     last_epoch: int
     """First batch of the last epoch: of as many last steps as an epoch has."""
     moves: list[Tensor] | None = None
-    """How the images of each batch are moved, (b, 3); None: they are not."""
+    """The moves of the images of each batch, (b, 3); None: images stay as they are."""
 
     def batch(self, number: int) -> tuple[Tensor, Tensor | None]:
-        """Return the positions of a batch, and how its images are moved."""
+        """Return the positions of a batch, and the moves of its images."""
         return self.batches[number], None if self.moves is None else self.moves[number]
 
 
@@ -47,10 +47,10 @@ def plan_batches(
 ) -> Plan:
     """Plan the batches of one client.
 
-    The order of an epoch sorts the examples by random words, of which the k-th example of positive weight gets
-    the k-th, so examples of weight 0 neither appear nor change the order of the others. A batch is
-    ``min(batch_size, n)`` examples; the last one of an epoch is shorter, or left out with ``drop_last`` unless it
-    is the only one. If a step uses several batches, they wrap around into the next epoch.
+    An epoch sorts the examples by random words. The k-th example of positive weight gets the k-th word, so examples of
+    weight 0 neither appear nor change the order of the others. A batch has ``min(batch_size, n)`` examples; the last
+    batch of an epoch is shorter, or left out with ``drop_last`` unless it is the only one. If a step uses several
+    batches, they wrap around into the next epoch.
     """
     present = np.flatnonzero(weight.numpy() > 0)
     n = len(present)
@@ -58,7 +58,8 @@ def plan_batches(
         return Plan([], 0)
     size = min(amount.batch_size or n, n)
     per_epoch = n // size if amount.drop_last else -(-n // size)
-    steps = amount.steps or amount.epochs * -(-per_epoch // amount.per_step)
+    steps_per_epoch = -(-per_epoch // amount.per_step)
+    steps = amount.steps or amount.epochs * steps_per_epoch
     needed = steps * amount.per_step
     batches: list[Tensor] = []
     moves: list[Tensor] = []
@@ -69,8 +70,7 @@ def plan_batches(
         if moving is not None:
             drawn = moving.draw(epoch, n)[torch.from_numpy(order)]
             moves.extend(torch.split(drawn, size)[:per_epoch])
-    last_steps = -(-per_epoch // amount.per_step)
-    last_epoch = max(steps - last_steps, 0) * amount.per_step
+    last_epoch = max(steps - steps_per_epoch, 0) * amount.per_step
     return Plan(batches[:needed], last_epoch, moves[:needed] if moving is not None else None)
 
 
@@ -79,7 +79,7 @@ _MOST_NUMBERS = 2**24
 
 
 def take(table: Tensor, rows: Tensor, moves: Tensor | None = None) -> Tensor:
-    """Gather rows (...) of a table; images keep their channels-last memory, and are moved if asked to."""
+    """Gather rows (...) of a table; images keep their channels-last memory, and are moved by ``moves``."""
     if table.dim() < 4:
         return table[rows]
     flat = table.permute(0, 2, 3, 1).flatten(1)  # a view of channels-last memory; whole rows are copied fastest
@@ -90,10 +90,10 @@ def take(table: Tensor, rows: Tensor, moves: Tensor | None = None) -> Tensor:
 
 
 def to_values(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Normalize what was gathered from a table of images; other values are returned as they are.
+    """Normalize images gathered from a table; return other values as they are.
 
     Args:
-        stored: (..., channels, height, width), channels last in memory, or anything of fewer axes than four.
+        stored: (..., channels, height, width), channels last in memory; or anything with fewer than four axes.
         scale: white, mean and deviation, (3, channels or 1), or ``UNSCALED``.
         dtype: of the result.
     """
@@ -107,35 +107,53 @@ def to_values(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Batches:
-    """The batches of one client's phase; what is the same for all of them is done once."""
+    """The batches of one client's phase. Work that all of them share is done once."""
 
     def __init__(self, data: ExampleSet, plan: Plan) -> None:
-        rows, labels, self.x, self.scale = data.rows, data.labels(), data.x, data.scale
-        sizes = [len(batch) for batch in plan.batches]
-        numbers = len(rows) * data.x[0].numel() if len(data.x) else 0
-        scaled = data.x.dim() == 4 and data.scale.shape[1] > 0
-        if scaled and plan.moves is None and sum(sizes) >= len(rows) and numbers <= _MOST_NUMBERS:
+        rows = data.rows
+        self.x = data.x
+        self.scale = data.scale
+        self.normalized: Tensor | None = None
+        """The client's images as rows of numbers, if they are normalized before the first step."""
+        if _normalize_first(data, plan):
             self.x = to_values(take(data.x, rows), data.scale, data.weight.dtype)
+            self.normalized = self.x.permute(0, 2, 3, 1).flatten(1)
             rows = torch.arange(len(rows))
-        self.whole = self.x.permute(0, 2, 3, 1).flatten(1) if self.x is not data.x else None
-        positions = torch.cat(plan.batches) if plan.batches else rows[:0]
-        row_parts, label_parts, parts = (
-            torch.split(column, sizes or [0]) for column in (rows[positions], labels[positions], data.weight[positions])
-        )
-        weights = [part.clone() for part in parts]  # sums depend on how memory is aligned: the same for every batch
-        self.columns = list(zip(row_parts, label_parts, weights, strict=True)) if sizes else []
-        self.moves: Sequence[Tensor | None] = plan.moves or [None] * len(sizes)
+        self.columns: list[tuple[Tensor, Tensor, Tensor]] = []
+        """Rows, labels and weights of every batch."""
+        if plan.batches:
+            positions = torch.cat(plan.batches)
+            sizes = [len(batch) for batch in plan.batches]
+            row_parts = torch.split(rows[positions], sizes)
+            label_parts = torch.split(data.labels()[positions], sizes)
+            weight_parts = torch.split(data.weight[positions], sizes)
+            weights = [part.clone() for part in weight_parts]  # aligned alike, because sums depend on the alignment
+            self.columns = list(zip(row_parts, label_parts, weights, strict=True))
+        self.moves: Sequence[Tensor | None] = plan.moves or [None] * len(plan.batches)
 
     def __getitem__(self, number: int) -> Batch:
         rows, labels, weight = self.columns[number]
-        if self.whole is not None:
-            _, channels, height, width = self.x.shape
-            images = self.whole.index_select(0, rows).view(-1, height, width, channels)
-            return Batch(images.permute(0, 3, 1, 2), labels, weight)
-        return Batch(to_values(take(self.x, rows, self.moves[number]), self.scale, weight.dtype), labels, weight)
+        if self.normalized is None:
+            stored = take(self.x, rows, self.moves[number])
+            return Batch(to_values(stored, self.scale, weight.dtype), labels, weight)
+        _, channels, height, width = self.x.shape
+        images = self.normalized.index_select(0, rows).view(-1, height, width, channels)
+        return Batch(images.permute(0, 3, 1, 2), labels, weight)
+
+
+def _normalize_first(data: ExampleSet, plan: Plan) -> bool:
+    """Return whether to normalize all images before the first step: each is used about once, and they fit."""
+    if data.x.dim() != 4 or data.scale.shape[1] == 0 or len(data.x) == 0:
+        return False
+    if plan.moves is not None:
+        return False
+    used = sum(len(batch) for batch in plan.batches)
+    return used >= len(data.rows) and len(data.rows) * data.x[0].numel() <= _MOST_NUMBERS
 
 
 def gather(data: ExampleSet, positions: Tensor, moves: Tensor | None = None) -> Batch:
     """Return the batch of one client at the given positions of its example set."""
-    rows, weight = data.rows[positions], data.weight[positions]
-    return Batch(to_values(take(data.x, rows, moves), data.scale, weight.dtype), data.y[rows], weight)
+    rows = data.rows[positions]
+    weight = data.weight[positions]
+    values = to_values(take(data.x, rows, moves), data.scale, weight.dtype)
+    return Batch(values, data.y[rows], weight)

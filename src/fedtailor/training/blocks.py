@@ -1,15 +1,16 @@
 """The building blocks of a client's program: ``train`` and ``forward``.
 
-Each block has an implementation for one client (``single``) and one for a stack of clients (``stacked``). Under
-``torch.func.vmap`` PyTorch hands the block the stacked tensors, so an algorithm still reads as one client's
-program. Losses and steps are module-level functions; every tensor they use comes in through ``params``,
-``context``, ``batch`` or ``key``.
+Each block has an implementation for one client (``one_client``) and one for a stack of clients (``stacked``). Under
+``torch.func.vmap`` PyTorch hands the block the stacked tensors, so an algorithm still reads as the program of one
+client. Losses and steps are module-level functions; every tensor they use comes in through ``params``, ``context``,
+``batch`` or ``key``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -71,7 +72,7 @@ def train(
     step: Callable[..., StepOutput] | None = None,
     batches_per_step: int = 1,
 ) -> Trained:
-    """Train ``params`` by mini-batches on a client's examples; everything else stays frozen.
+    """Train ``params`` on mini-batches of a client's examples; everything else stays frozen.
 
     Args:
         task: passed on to ``loss``.
@@ -80,37 +81,51 @@ def train(
         params: tree of tensors to train.
         context: tree of tensors that the loss uses and that stay as they are; by default ``{}``.
         data: the examples; weight 0 leaves one out.
-        key: decides the order of the examples, and is given to the loss with the number of the step.
+        key: decides the order of the examples; the loss receives it with the number of the step.
         training: optimizer, learning rate, batch size and so on, in place of those of ``task``.
-        epochs: in place of the epochs or steps of ``training``; a 0-d tensor may differ by client.
-        steps: the same, as a number of steps.
-        collect: keep ``outputs`` of every batch of ``all`` epochs or the ``last``, with labels and weights.
-        step: ``step(task, params, context, batch, key) -> StepOutput`` in place of loss and optimizer.
-        batches_per_step: with more than one, loss and step receive a tuple of batches, which wrap around.
+        epochs: replaces the epochs or steps of ``training``; a 0-d tensor may differ by client.
+        steps: replaces them too, by a number of steps.
+        collect: keep the ``outputs`` of every batch of ``all`` epochs or of the ``last``, with labels and weights.
+        step: ``step(task, params, context, batch, key) -> StepOutput``, used instead of loss and optimizer.
+        batches_per_step: if more than one, loss and step receive a tuple of batches, which wrap around.
 
     Raises:
-        TypeError: ``loss`` or ``step`` holds a tensor, or returns something else than it should.
+        TypeError: ``loss`` or ``step`` holds a tensor, or returns a value of the wrong type.
     """
     if (loss is None) == (step is None):
         raise TypeError("train needs a loss or a step, and not both")
     training = training or task.training
-    refuse_captured_tensors(loss or step)  # type: ignore[arg-type]  # one of them is there
+    refuse_captured_tensors(loss or step)  # type: ignore[arg-type]  # one of them is not None
     if epochs is None and steps is None:
-        epochs, steps = (training.epochs, None) if training.steps == 0 else (None, training.steps)
+        epochs = training.epochs
+        steps = training.steps  # used in place of epochs if positive
     amount = Amount(0, 0, training.batch_size, training.drop_last, batches_per_step)
     phase = Phase(task, loss, step, training, amount, collect, key.purpose, structure(params), structure(context))
     limits = [torch.as_tensor(0 if limit is None else limit) for limit in (epochs, steps)]
-    inputs = [*tree.leaves(params), *tree.leaves(context), *data, *key[:4], *limits]
-    outputs = _Train.apply(phase, *inputs)  # type: ignore[no-untyped-call]
-    count = len(tree.leaves(params))
-    return Trained(tree.rebuild(params, iter(outputs[:count])), *outputs[count:])
+    leaves = tree.leaves(params)
+    outputs = _Train.apply(phase, *leaves, *tree.leaves(context), *data, *key[:4], *limits)  # type: ignore[no-untyped-call]
+    trained = tree.rebuild(params, iter(outputs[: len(leaves)]))
+    return Trained(trained, *outputs[len(leaves) :])
 
 
-def _divide(phase: Phase, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
-    """Split the inputs of the block into parameters, context, and the others."""
-    first = len(tree.leaves(phase.params))
-    second = first + len(tree.leaves(phase.context))
-    return values[:first], values[first:second], values[second:]
+class _Inputs(NamedTuple):
+    """The tensors that the block ``train`` receives, sorted by purpose."""
+
+    params: Sequence[Any]
+    context: Sequence[Any]
+    examples: Sequence[Any]
+    """The columns of the example set."""
+    key: Sequence[Any]
+    """Seed, round, client and step."""
+    limits: Sequence[Any]
+    """Epochs and steps."""
+
+    @classmethod
+    def of(cls, phase: Phase, values: Sequence[Any]) -> _Inputs:
+        """Sort the inputs of a phase, which come in the order of the fields."""
+        remaining = iter(values)
+        counts = (len(tree.leaves(phase.params)), len(tree.leaves(phase.context)), len(ExampleSet._fields), 4, 2)
+        return cls(*(list(islice(remaining, count)) for count in counts))
 
 
 def _plan(phase: Phase, data: ExampleSet, key: Key, epochs: Tensor, steps: Tensor) -> Plan:
@@ -124,9 +139,11 @@ class _Train(torch.autograd.Function):
 
     @staticmethod
     def forward(phase: Phase, *inputs: Tensor) -> tuple[Tensor, ...]:
-        params, context, rest = _divide(phase, inputs)
-        data, key, limits = ExampleSet(*rest[:5]), join_key(rest[5:9], phase.purpose), rest[9:]
-        return tuple(train_one(phase, params, context, data, key, _plan(phase, data, key, *limits)))
+        given = _Inputs.of(phase, inputs)
+        data = ExampleSet(*given.examples)
+        key = join_key(given.key, phase.purpose)
+        plan = _plan(phase, data, key, *given.limits)
+        return tuple(train_one(phase, given.params, given.context, data, key, plan))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -134,15 +151,14 @@ class _Train(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], phase: Phase, *inputs: Tensor) -> tuple[Any, Any]:
-        lanes = info.batch_size
-        stacked = tuple(Stacked.wrap(t, dim) for t, dim in zip(inputs, in_dims[1:], strict=True))
-        params, context, rest = _divide(phase, stacked)
-        data, key, limits = StackedExamples(*rest[:5]), StackedKey(rest[5:9], phase.purpose), rest[9:]
-        plans = [
-            _plan(phase, data.lane(lane), key.lane(lane), *(limit.lane(lane) for limit in limits))
-            for lane in range(lanes)
-        ]
-        result = tuple(train_stack(phase, lanes, params, context, data, key, plans))
+        given = _Inputs.of(phase, [Stacked.wrap(t, dim) for t, dim in zip(inputs, in_dims[1:], strict=True)])
+        data = StackedExamples(*given.examples)
+        key = StackedKey(given.key, phase.purpose)
+        plans = []
+        for client_index in range(info.batch_size):
+            limits = [limit.of_client(client_index) for limit in given.limits]
+            plans.append(_plan(phase, data.of_client(client_index), key.of_client(client_index), *limits))
+        result = tuple(train_stack(phase, given.params, given.context, data, key, plans))
         return result, (0,) * len(result)
 
 
@@ -161,9 +177,9 @@ def forward(
     padding hold arbitrary finite values.
     """
     refuse_captured_tensors(function)
-    pack = _Pass(task, function, structure(params), structure(context), key.purpose)
+    forward_pass = _Pass(task, function, structure(params), structure(context), key.purpose)
     inputs = [*tree.leaves(params), *tree.leaves(context), *key[:4]]
-    result: Tensor = _Forward.apply(pack, *data, *inputs)  # type: ignore[no-untyped-call]
+    result: Tensor = _Forward.apply(forward_pass, *data, *inputs)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -181,27 +197,31 @@ class _Pass:
         """Run the function on one batch, which comes last."""
         *flat, batch = arguments
         leaves = iter(flat)
-        params, context = tree.rebuild(self.params, leaves), tree.rebuild(self.context, leaves)
-        return self.function(self.task, params, context, batch, join_key(list(leaves), self.purpose))
+        params = tree.rebuild(self.params, leaves)
+        context = tree.rebuild(self.context, leaves)
+        key = join_key(list(leaves), self.purpose)
+        return self.function(self.task, params, context, batch, key)
 
 
 class _Forward(torch.autograd.Function):
     """``forward`` as a function that PyTorch hands stacked tensors under ``vmap``."""
 
     @staticmethod
-    def forward(pack: _Pass, *inputs: Tensor) -> Tensor:
-        data = ExampleSet(*inputs[:5])
-        return forward_one(pack, data, chunk_size(data.x.shape[1:]), inputs[5:])
+    def forward(forward_pass: _Pass, *inputs: Tensor) -> Tensor:
+        count = len(ExampleSet._fields)
+        data = ExampleSet(*inputs[:count])
+        return forward_one(forward_pass, data, chunk_size(data.x.shape[1:]), inputs[count:])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], pack: _Pass, *inputs: Tensor) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple[Any, ...], forward_pass: _Pass, *inputs: Tensor) -> tuple[Tensor, int]:
         stacked = [Stacked.wrap(t, dim) for t, dim in zip(inputs, in_dims[1:], strict=True)]
-        arguments, dims = [item.tensor for item in stacked[5:]], [item.dim for item in stacked[5:]]
-        return forward_stack(pack, info.batch_size, StackedExamples(*stacked[:5]), arguments, dims), 0
+        count = len(StackedExamples._fields)
+        data = StackedExamples(*stacked[:count])
+        return forward_stack(forward_pass, info.batch_size, data, stacked[count:]), 0
 
 
 def cached_features(task: Task, params: Params, data: ExampleSet, *, key: Key) -> ExampleSet:

@@ -11,14 +11,17 @@ from torch import Tensor
 from fedtailor.core import tree
 from fedtailor.core.task import Training
 
-_DECAY1, _DECAY2, _TINY = 0.9, 0.999, 1e-8  # of Adam: PyTorch's defaults
+# Adam's constants: PyTorch's defaults
+_DECAY1 = 0.9
+_DECAY2 = 0.999
+_TINY = 1e-8
 
 
 class Optimizer:
     """Optimizer state of one phase, for tensors shaped like ``params``.
 
-    Updates may concern only the first ``active`` rows of every tensor (the clients that have not finished);
-    the others, and their momentum, stay untouched.
+    An update may be of the first ``active`` rows of every tensor only (the clients that have not finished). The other
+    rows and their momentum stay as they are.
     """
 
     def __init__(self, training: Training, params: Sequence[Tensor]) -> None:
@@ -30,11 +33,11 @@ class Optimizer:
     def update(
         self, params: Sequence[Tensor], gradients: Sequence[Tensor], step: int, active: int | None = None
     ) -> None:
-        """Change ``params`` in place, and no gradient: two may be one tensor. ``step`` counts from 0."""
+        """Change ``params`` in place, but no gradient: two gradients may be one tensor. ``step`` counts from 0."""
         training = self.training
         if not params:
             return
-        if active is None and training.optimizer == "sgd":  # dense, of one layout each: one pass over memory
+        if active is None and training.optimizer == "sgd":  # tensors are dense and laid out alike: one pass over memory
             torch._fused_sgd_(
                 list(params),
                 list(gradients),
@@ -69,7 +72,7 @@ class Optimizer:
 
 
 class Moments(NamedTuple):
-    """What Adam remembers for custom steps: running means of the gradients and of their squares."""
+    """Adam's memory in custom steps: running means of the gradients and of their squares."""
 
     mean: tree.Tree
     square: tree.Tree
@@ -89,24 +92,26 @@ def adam_step(
     """
     mean = tree.map(lambda old, g: _DECAY1 * old + (1 - _DECAY1) * g, moments.mean, gradients)
     square = tree.map(lambda old, g: _DECAY2 * old + (1 - _DECAY2) * g * g, moments.square, gradients)
-    size, scale = lr / (1 - _DECAY1 ** (step + 1)), (1 - _DECAY2 ** (step + 1)) ** 0.5
+    size = lr / (1 - _DECAY1 ** (step + 1))
+    scale = (1 - _DECAY2 ** (step + 1)) ** 0.5
     moved = tree.map(lambda p, m, s: p - size * m / (s.sqrt() / scale + _TINY), params, mean, square)
     return moved, Moments(mean, square)
 
 
 def clip_factor(norm: Tensor, bound: float) -> Tensor:
-    """Return what to multiply a gradient with, so that its norm is at most ``bound``."""
+    """Return the factor that brings a gradient of this norm to a norm of at most ``bound``."""
     return torch.clamp(bound / (norm + 1e-6), max=1.0)
 
 
 def sgd_step(
     params: Mapping[str, Tensor], momentum: Mapping[str, Tensor], gradient: Mapping[str, Tensor], training: Training
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return parameters and momentum after a step of SGD, for custom steps; those without a gradient stay."""
+    """Return parameters and momentum after a step of SGD, for custom steps; parameters without a gradient stay."""
     if training.clip_norm:
-        norm = torch.stack([slope.square().sum() for slope in gradient.values()]).sum().sqrt()
+        norm = torch.stack([leaf.square().sum() for leaf in gradient.values()]).sum().sqrt()
         factor = clip_factor(norm, training.clip_norm)
-        gradient = {name: factor * slope for name, slope in gradient.items()}
-    decayed = {name: slope + training.weight_decay * params[name] for name, slope in gradient.items()}
-    velocity = {name: training.momentum * momentum[name] + slope for name, slope in decayed.items()}
-    return {**params, **{name: params[name] - training.lr * along for name, along in velocity.items()}}, velocity
+        gradient = {name: factor * leaf for name, leaf in gradient.items()}
+    decayed = {name: leaf + training.weight_decay * params[name] for name, leaf in gradient.items()}
+    velocity = {name: training.momentum * momentum[name] + leaf for name, leaf in decayed.items()}
+    moved = {name: params[name] - training.lr * leaf for name, leaf in velocity.items()}
+    return {**params, **moved}, velocity

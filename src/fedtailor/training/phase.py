@@ -1,4 +1,4 @@
-"""A training phase: what the one-client and the stacked implementation of ``train`` have in common."""
+"""Training phases: the common part of the one-client and the stacked implementation of ``train``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEAF = torch.empty(0)
 
 
 class StepOutput(NamedTuple):
-    """What a custom step returns: new parameters (the whole tree), and values to collect per example."""
+    """The result of a custom step: new parameters (the whole tree), and values to collect per example."""
 
     params: tree.Tree
     outputs: Tensor | tuple[()] = ()
@@ -42,7 +42,7 @@ class Phase:
 
     @functools.cached_property
     def buffers(self) -> list[bool]:
-        """Which leaves of the parameters are buffers: replaced by what the loss returns, never trained."""
+        """Whether each leaf of the parameters is a buffer: the loss returns its new value, it is never trained."""
         groups = self.task.model.groups
         return [groups.get(path.rsplit("/", 1)[-1]) == "buffer" for path in tree.paths(self.params)]
 
@@ -52,7 +52,7 @@ class Phase:
         return any(self.buffers)
 
     def precision(self) -> AbstractContextManager[Any]:
-        """Return the context for the arithmetic of a step: parameters, their gradients and losses stay as they are."""
+        """Return the context for the arithmetic of a step; parameters, gradients and losses keep their type."""
         if self.training.precision == "full":
             return nullcontext()
         return torch.autocast("cpu", torch.bfloat16)
@@ -89,11 +89,14 @@ class Phase:
             output = self.step(self.task, params_tree, context_tree, batches, key)
         if not isinstance(output, StepOutput):
             raise TypeError(f"step {_name(self.step)} must return StepOutput, got {type(output).__name__}")
-        old, new = tree.paths(params_tree), tree.paths(output.params)
-        if {path: leaf.shape for path, leaf in old.items()} != {path: leaf.shape for path, leaf in new.items()}:
+        old = tree.paths(params_tree)
+        new = tree.paths(output.params)
+        old_shapes = {path: leaf.shape for path, leaf in old.items()}
+        new_shapes = {path: leaf.shape for path, leaf in new.items()}
+        if old_shapes != new_shapes:
             raise TypeError(
-                f"step {_name(self.step)} must return parameters of the names and shapes that it was given, "
-                f"{_shapes(old)}, got {_shapes(new)}"
+                f"step {_name(self.step)} must return parameters with the names and shapes that it received, "
+                f"{_describe(old_shapes)}, got {_describe(new_shapes)}"
             )
         return [new[path] for path in old], output.outputs
 
@@ -104,18 +107,20 @@ def structure(value: tree.Tree) -> tree.Tree:
 
 
 def collected(outputs: Tensor | tuple[()]) -> Tensor:
-    """Return values to collect, which must be there.
+    """Return the values to collect, in the default dtype if they are bfloat16.
 
     Raises:
         TypeError: the loss returned none.
     """
     if not isinstance(outputs, Tensor):
-        raise TypeError("a loss with collect must return outputs")
-    return outputs.detach().to(torch.get_default_dtype()) if outputs.dtype == torch.bfloat16 else outputs.detach()
+        raise TypeError("with collect, a loss or step must return outputs")
+    if outputs.dtype == torch.bfloat16:
+        return outputs.detach().to(torch.get_default_dtype())
+    return outputs.detach()
 
 
-def _shapes(leaves: Mapping[str, Tensor]) -> str:
-    return ", ".join(f"{path} {tuple(leaf.shape)}" for path, leaf in leaves.items())
+def _describe(shapes: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(f"{path} {tuple(shape)}" for path, shape in shapes.items())
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -124,7 +129,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _check_output(function: Callable[..., Any], output: Any) -> None:
-    """Turn what would be an opaque error of PyTorch into a sentence."""
+    """Refuse a result of the wrong type, which would be an opaque error of PyTorch later."""
     if not isinstance(output, LossOutput):
         raise TypeError(f"loss {_name(function)} must return LossOutput, got {type(output).__name__}")
     if not isinstance(output.loss, Tensor) or output.loss.dim() != 0:
@@ -135,17 +140,17 @@ def _check_output(function: Callable[..., Any], output: Any) -> None:
 
 
 def _check_buffers(function: Callable[..., Any], buffers: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> None:
-    """Refuse buffers that are nowhere: with several models in one tree their names need the path in front."""
+    """Refuse buffers of unknown names: with several models in one tree, a name needs the path in front."""
     unknown = sorted(set(buffers) - set(known))
     if unknown:
         raise TypeError(
             f"loss {_name(function)} returns buffer '{unknown[0]}', which is neither in params nor in context; "
-            f"buffers go by path, such as {', '.join(list(known)[:3])}"
+            f"name buffers by their path, such as {', '.join(list(known)[:3])}"
         )
 
 
 def refuse_captured_tensors(function: Callable[..., Any]) -> None:
-    """Refuse a loss or step that holds a tensor: sorted clients would get each other's.
+    """Refuse a loss or step that holds a tensor: clients of a stack are sorted, and would get another client's tensor.
 
     Raises:
         TypeError: a tensor was found in a closure, in arguments of a partial, in a default or on a bound object.
@@ -154,7 +159,7 @@ def refuse_captured_tensors(function: Callable[..., Any]) -> None:
     if found:
         raise TypeError(
             f"{_name(function)} holds a tensor ({found}). Every tensor that a loss or step uses must come in "
-            "through params, context, batch or key; otherwise clients would train with each other's tensors."
+            "through params, context, batch or key; otherwise clients would train with the tensors of others."
         )
 
 
@@ -173,18 +178,18 @@ def _captured(value: Any, seen: set[int]) -> str:
 
 
 def _held(value: Any) -> list[tuple[str, Any]]:
-    """Return what a function, partial, bound method or container holds, with names."""
+    """Return the objects that a function, partial, bound method or container holds, with names."""
     if isinstance(value, functools.partial):
-        arguments = [("partial argument", inner) for inner in value.args]
+        positional = [("partial argument", inner) for inner in value.args]
         named = [(f"partial argument '{name}'", inner) for name, inner in value.keywords.items()]
-        return [("function", value.func), *arguments, *named]
+        return [("function", value.func), *positional, *named]
     if isinstance(value, types.MethodType):
         return [("bound object", value.__self__), ("function", value.__func__)]
     if isinstance(value, types.FunctionType):
-        names = value.__code__.co_freevars
-        cells = [(f"closure variable '{n}'", _cell(c)) for n, c in zip(names, value.__closure__ or (), strict=True)]
-        given = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        return cells + [("default argument", inner) for inner in given]
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        captured = [(f"closure variable '{name}'", _cell(cell)) for name, cell in cells]
+        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        return captured + [("default argument", inner) for inner in defaults]
     if isinstance(value, Mapping):
         return [(f"entry '{name}'", inner) for name, inner in value.items()]
     if isinstance(value, list | tuple | set):

@@ -6,7 +6,7 @@ same bits. The engine that runs a client's program chooses the runner; by defaul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -35,11 +35,7 @@ class StepBuffers:
 
     def separate(self, values: Sequence[Tensor]) -> list[Tensor]:
         """Return values detached, and copied where they share memory with parameters, which are about to change."""
-        results = []
-        for value in values:
-            value = value.detach()
-            results.append(value.clone() if memory_of(value) in self._param_memory else value)
-        return results
+        return separate_from(self._param_memory, values)
 
     def result(self) -> list[Tensor]:
         """Return the trained parameters; no later phase writes to them."""
@@ -56,6 +52,15 @@ def _has_standard_layout(leaf: Tensor) -> bool:
     """Return whether a copy would lie in memory as the tensor does, so that arithmetic gives the same bits for both."""
     dense = leaf.is_contiguous() or (leaf.dim() == 4 and leaf.is_contiguous(memory_format=torch.channels_last))
     return dense and leaf.data_ptr() % 64 == 0
+
+
+def separate_from(memory: Container[int], values: Sequence[Tensor]) -> list[Tensor]:
+    """Return values detached, and copied where they lie in pieces of memory; see :func:`memory_of`."""
+    results = []
+    for value in values:
+        value = value.detach()
+        results.append(value.clone() if memory_of(value) in memory else value)
+    return results
 
 
 def write(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:

@@ -1,8 +1,8 @@
-"""The operations of PyTorch that a recording may hold: their results depend on the values of their tensors alone.
+"""The operations that a recording may hold: their results depend on the values of their tensors alone.
 
-Each gives the same bits when it is watched and when it is not, whatever memory it writes to, and has results whose
-shape does not depend on values; where it refuses values, it does so in a replay too. That is tested for every one of
-them; what is not in the list is not recorded.
+Each gives the same bits whether it is watched or not, and whatever memory it writes to. The shape of its results does
+not depend on values; where it refuses values, it does so in a replay too. All this is tested for every operation of
+PyTorch here. An operation that is not in the list is not recorded.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ _FROM_SHAPES = "ones_like zeros_like full_like empty_like new_zeros new_ones new
 _KNOWN = set(f"{_ELEMENTWISE} {_BACKWARD} {_OVER_MANY} {_PLACES} {_FROM_NUMBERS} {_FROM_SHAPES}".split())
 _SHAPE_ONLY = set(_FROM_SHAPES.split())
 _OUR_OWN = {"fedtailor::draw"}
+"""Operators that this package defines: the keyed draw of ``core.noise``."""
 _VIEWS_IN_PLACE = {"squeeze_", "t_", "transpose_", "unsqueeze_"}
 
 
 def names() -> list[str]:
-    """Return the names of the operations, views and those that write to their arguments left out."""
+    """Return the names of the operations of PyTorch, without views and those that write to their arguments."""
     return sorted(_KNOWN)
 
 
@@ -62,7 +63,7 @@ def repeatable(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 def moves_no_memory(func: Any) -> bool:
-    """Return whether an operation is a view, or makes one of its argument."""
+    """Return whether an operation returns a view, or turns its argument into one."""
     name = func.overloadpacket.__name__
     return func.is_view or name in _VIEWS_IN_PLACE or name in ("alias", "detach", "lift_fresh")
 

@@ -1,12 +1,12 @@
-"""A recording: the tensor operations of a function, run again on the same memory with nothing in between.
+"""Recordings: the tensor operations of a function, run again on the same memory without Python in between.
 
-What a CUDA graph is on a GPU: the function runs once; every operation, and the memory of its results, is kept; a
-replay runs the operations again, in order, on what the inputs hold by then. Numbers and branches of Python are frozen,
-so a function that looks at values of its tensors is refused. Views cost
-nothing (no memory moves), nor does automatic differentiation, of which only the operations are left. A replay calls the
-same kernels on the same shapes: its results are the function's own, bit for bit. Some operations of PyTorch go another
-way when they are watched, or look at values to raise an error (linear algebra does): so only those of ``operations``
-are recorded.
+A recording is what a CUDA graph is on a GPU. The function runs once; every operation is kept, with the memory of its
+results. A replay runs the operations again, in order, on what the inputs hold by then. Numbers and branches of Python
+are frozen, so a function that looks at the values of its tensors is refused. Views cost nothing, because they move no
+memory. Nor does automatic differentiation, of which only the operations remain. A replay calls the same kernels on the
+same shapes, so its results are those of the function, bit for bit. Some operations of PyTorch take another path when
+they are watched, or look at values to raise an error (linear algebra does). So only the operations listed in
+``operations`` are recorded.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from fedtailor.training.step_graph import operations
 from fedtailor.training.step_runner import memory_of
 
 MOST_BYTES = 4 * 2**20
-"""Memory that one recording may hold: larger steps have enough to do for overhead not to count."""
+"""Memory that one recording may hold: in larger steps the overhead does not count."""
 _MOST_COPIED = 2**16
-"""Bytes that an operation without a form that writes to given memory may copy: convolutions of images have more."""
+"""Bytes that may be copied for an operation that cannot write to given memory: convolutions of images need more."""
 _METADATA = set(
     "__get__ __len__ dim dtype element_size is_complex is_contiguous is_floating_point ndimension nelement numel size "
     "storage_offset stride __setitem__ __iter__".split()
 )
-"""Functions that return no tensor, and look at no values."""
+"""Functions that return no tensor and look at no values."""
 _SPLITS = {torch.tensor_split, Tensor.tensor_split}
 """Functions that look at the values of a second tensor."""
 
@@ -42,13 +42,14 @@ class CannotRecord(Exception):
 
 
 class StepGraph:
-    """What a function did; :meth:`replay` does it again."""
+    """The operations of a function; :meth:`replay` runs them again."""
 
     def __init__(self, outputs: Sequence[Tensor], calls: Sequence[Callable[[], Any]], recorder: _Recorder) -> None:
         self.outputs = list(outputs)
-        """What the function returned; every replay overwrites them."""
+        """The results of the function; every replay overwrites them."""
         self.nbytes = recorder.held
-        self._calls, self._read = list(calls), recorder.read
+        self._calls = list(calls)
+        self._read = recorder.read
 
     def __len__(self) -> int:
         """Return the number of operations of a replay."""
@@ -73,9 +74,9 @@ def record(function: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -
         inputs: tensors whose memory stays where it is, whatever values it holds.
 
     Raises:
-        CannotRecord: the function reads values on the host, writes to memory that it did not make, works on more than
-            ``MOST_BYTES``, or has operations that are not known to be repeated exactly, or whose large results would
-            have to be copied.
+        CannotRecord: the function reads values on the host, writes to memory that it did not make, or works on more
+            than ``MOST_BYTES``; or it has operations that are not known to be repeated exactly, or whose large results
+            would have to be copied.
     """
     recorder = _Recorder(inputs)
     with _NoHostReads(), recorder:
@@ -91,61 +92,66 @@ class _Step(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     made: list[Tensor]
-    """Its results in memory of their own; none if it writes to its arguments."""
+    """Its results, in new memory; none if it writes to its arguments."""
 
     def written(self) -> list[Tensor]:
         """Return the arguments that it writes to."""
-        by_place = zip(self.func._schema.arguments, self.args, strict=False)
-        by_name = ((argument, self.kwargs.get(argument.name)) for argument in self.func._schema.arguments)
-        return _tensors([value for argument, value in (*by_place, *by_name) if argument.is_write])
+        arguments = self.func._schema.arguments
+        positional = list(zip(arguments, self.args, strict=False))
+        named = [(argument, self.kwargs.get(argument.name)) for argument in arguments]
+        return _tensors([value for argument, value in positional + named if argument.is_write])
 
     def call(self) -> Callable[[], Any]:
-        """Return what runs the operation into the same memory again, having run it once.
+        """Run the operation into the same memory again; return a call that does so.
 
         Raises:
             CannotRecord: its results are large, and it cannot write to given memory.
         """
-        args, kwargs, made = self.args, self.kwargs, self.made
-        if not made:
-            return _ran(partial(self.func, *args, **kwargs))
-        if self.func is torch.ops.aten.relu.default:  # which cannot write to given memory itself
-            return _ran(partial(torch.clamp_min, *args, 0, out=made[0]))
-        for form, where in _writing_forms(self.func, made):
+        run_anew = partial(self.func, *self.args, **self.kwargs)
+        if not self.made:
+            return _ran(run_anew)
+        if self.func is torch.ops.aten.relu.default:  # it cannot write to given memory, but clamp_min can
+            return _ran(partial(torch.clamp_min, *self.args, 0, out=self.made[0]))
+        for form, out in _writing_forms(self.func, self.made):
             try:
-                return _ran(partial(form, *args, **kwargs, **where))
-            except (TypeError, RuntimeError):  # this form wants its arguments otherwise
+                return _ran(partial(form, *self.args, **self.kwargs, **out))
+            except (TypeError, RuntimeError):  # this form takes other arguments
                 continue
-        if sum(tensor.nbytes for tensor in made) > _MOST_COPIED:
+        if sum(tensor.nbytes for tensor in self.made) > _MOST_COPIED:
             raise CannotRecord(f"it would copy large results: {self.func.name()}")
-        copy = _copy_all if len(self.func._schema.returns) > 1 else _copy
-        return _ran(partial(copy, made, partial(self.func, *args, **kwargs)))
+        if len(self.func._schema.returns) > 1:
+            return _ran(partial(_copy_all, self.made, run_anew))
+        return _ran(partial(_copy, self.made[0], run_anew))
 
 
 def _ran(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a call, having made it once."""
+    """Make a call once, and return it."""
     call()
     return call
 
 
 def _writing_forms(func: Any, made: list[Tensor]) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
-    """Return the forms of an operation that write to given memory, and their arguments for it; the fastest first."""
+    """Return the forms of an operation that write to given memory, with their ``out`` arguments; the fastest first."""
     names = [argument.name for argument in func._schema.arguments]
     packet = func.overloadpacket
-    for overload in (getattr(packet, name) for name in packet.overloads()):
-        arguments = overload._schema.arguments
-        outs = [argument.name for argument in arguments if argument.is_out]
-        same = [argument.name for argument in arguments if not argument.is_out] == names
-        if not same or len(outs) != len(made):
+    for overload_name in packet.overloads():
+        overload = getattr(packet, overload_name)
+        inputs = [argument.name for argument in overload._schema.arguments if not argument.is_out]
+        outs = [argument.name for argument in overload._schema.arguments if argument.is_out]
+        if inputs != names or len(outs) != len(made):
             continue
-        if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CPU"):  # the others copy, too
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CPU"):  # it would copy, too
+            continue
+        if func.namespace == "aten":
+            out = made[0] if len(made) == 1 else tuple(made)
             for module in (torch, torch._C._nn):
-                if func.namespace == "aten" and hasattr(module, packet.__name__):
-                    yield getattr(module, packet.__name__), {"out": made[0] if len(made) == 1 else tuple(made)}
-            yield overload, dict(zip(outs, made, strict=True))
+                if hasattr(module, packet.__name__):
+                    yield getattr(module, packet.__name__), {"out": out}
+        yield overload, dict(zip(outs, made, strict=True))
 
 
-def _copy(made: list[Tensor], function: Callable[[], Tensor]) -> None:
-    made[0].copy_(function())
+def _copy(made: Tensor, function: Callable[[], Tensor]) -> None:
+    made.copy_(function())
 
 
 def _copy_all(made: list[Tensor], function: Callable[[], Any]) -> None:
@@ -154,15 +160,23 @@ def _copy_all(made: list[Tensor], function: Callable[[], Any]) -> None:
 
 
 class _NoHostReads(TorchFunctionMode):
-    """Refuses what takes values out of PyTorch without an operation."""
+    """Refuses functions that take values out of PyTorch without an operation."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function of PyTorch's."""
+        """Run a function of PyTorch."""
         result = func(*args, **(kwargs or {}))
-        hidden = func in _SPLITS and _tensors((args[1:], kwargs))
-        if hidden or not (func.__name__ in _METADATA or _tensors(result) or not _tensors((args, kwargs))):
+        if _reads_values(func, args, kwargs, result):
             raise CannotRecord(f"it reads values on the host: {func.__name__}")
         return result
+
+
+def _reads_values(func: Any, args: Any, kwargs: Any, result: Any) -> bool:
+    """Return whether a function turned the values of tensors into something of Python."""
+    if func in _SPLITS and _tensors((args[1:], kwargs)):
+        return True
+    if func.__name__ in _METADATA:
+        return False
+    return bool(_tensors((args, kwargs))) and not _tensors(result)
 
 
 class _Recorder(TorchDispatchMode):
@@ -174,8 +188,9 @@ class _Recorder(TorchDispatchMode):
         self.changing = set(self.inputs)
         """Memory whose values may differ between replays."""
         self.constants: dict[int, Tensor] = {}
-        """What else was made, by its memory."""
+        """Tensors that the function made and that are the same in every replay, by their memory."""
         self.read: set[int] = set()
+        """Memory that some operation reads."""
         self.steps: list[_Step] = []
         self.held = sum(tensor.nbytes for tensor in inputs)
 
@@ -187,18 +202,18 @@ class _Recorder(TorchDispatchMode):
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not operations.repeatable(func, args):
             raise CannotRecord(f"it is not known to be repeated exactly: {func.name()}")
-        moves = operations.moves_no_memory(func)
+        writes = func._schema.is_mutable and not operations.moves_no_memory(func)
         step = _Step(func, _fixed_views(args), _fixed_views(kwargs), [])  # shapes may be changed later, in place
-        if func._schema.is_mutable and not moves:
+        if writes:
             self._thaw(step)
         output = func(*args, **kwargs)
         given = {memory_of(tensor) for tensor in _tensors((args, kwargs))}
         made = _fixed_views([tensor for tensor in _tensors(output) if memory_of(tensor) not in given])
         self._hold(made)
         self.read |= given
-        if func is torch.ops.aten.lift_fresh.default:  # a tensor made of Python's numbers
+        if func is torch.ops.aten.lift_fresh.default:  # a tensor made of numbers of Python
             self.constants[memory_of(output)] = output.detach()
-        elif func._schema.is_mutable and not moves:
+        elif writes:
             self.steps.append(step)
         elif made and (self.changing.isdisjoint(given) or operations.from_shapes(func)):
             self.constants |= {memory_of(tensor): tensor for tensor in made}
@@ -213,7 +228,7 @@ class _Recorder(TorchDispatchMode):
             raise CannotRecord(f"it works on more than {MOST_BYTES} bytes")
 
     def _thaw(self, step: _Step) -> None:
-        """What an operation is about to write to changes; a constant gets its value back first, in every replay."""
+        """Note that an operation is about to change memory; every replay first gives a constant its value back."""
         for tensor in step.written():
             where = memory_of(tensor)
             if where in self.inputs or where not in self.changing | set(self.constants):
@@ -225,7 +240,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _fixed_views(tree: Any) -> Any:
-    """Return the tensors of a tree as views of the same memory, which nobody else can change."""
+    """Return the tree with its tensors as views of the same memory, whose shapes stay fixed."""
     return tree_map_only(Tensor, Tensor.detach, tree)
 
 
