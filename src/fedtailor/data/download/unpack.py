@@ -128,6 +128,5 @@ def _place(archive: Path, member: _Member, strip: str) -> Path:
     return Path(*parts)
 
 
-
 def _refuse(archive: Path, allowed: str, got: str) -> DataError:
     return DataError(f"{archive}: expected {allowed}, got {got}.", path=str(archive), allowed=allowed, got=got)
