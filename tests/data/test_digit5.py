@@ -77,7 +77,7 @@ def test_absent_domains_are_noted(tmp_path: Path, generator: np.random.Generator
     write_mnist_m_arrays(tmp_path, generator)
     dataset = load_dataset("digit5", tmp_path)
     assert dataset.domain_names == ("USPS", "MNIST-M") and len(dataset.y) == 14 and dataset.subset
-    assert "digit5 lacks MNIST, SVHN, SynDigits: no file of them was found." in dataset.notes
+    assert "digit5 lacks MNIST, SVHN, SynDigits: none of their files was found." in dataset.notes
 
 
 def test_fewer_than_two_domains_are_refused(tmp_path: Path, generator: np.random.Generator) -> None:

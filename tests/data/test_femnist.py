@@ -89,7 +89,7 @@ ROW = [0.5] * 784
         ('{"users": ["w"', "expected JSON as LEAF writes it"),
         ("\ud83d".encode("utf-8", "surrogatepass").decode("latin-1"), "expected JSON"),
         ("[" * 100_000, "RecursionError"),
-        ('{"a": 1, "a": 2}', "the same key twice"),
+        ('{"a": 1, "a": 2}', "an object repeats a key"),
         ("[1, 2]", "expected an object with users, num_samples, user_data, got list"),
         ({"users": []}, "got the keys ['users']"),
         ({"users": "w", "num_samples": [1], "user_data": {"w": GOOD}}, "expected 'users' to be different names"),
@@ -103,7 +103,7 @@ ROW = [0.5] * 784
         ({"users": ["w", "v"], "num_samples": [1, 1], "user_data": {"w": GOOD}}, "no other, got ['v']"),
         ({"users": [], "num_samples": [], "user_data": {"w": GOOD}}, "no other, got ['w']"),
         ({"users": [], "num_samples": [], "user_data": []}, "no other, got list"),
-        (content(w={"x": [ROW], "y": 3} | {"y": [3, 4]}), "of writer 'w' as many images as labels"),
+        (content(w={"x": [ROW], "y": 3} | {"y": [3, 4]}), "of writer 'w' as many images and labels"),
         ({"users": ["w"], "num_samples": [1], "user_data": {"w": [1]}}, "of writer 'w' lists 'x' and 'y', got list"),
         ({"users": ["w"], "num_samples": [1], "user_data": {"w": {"x": [ROW]}}}, "lists 'x' and 'y', got ['x']"),
         (content(w=entry([0.5], [62])), "of writer 'w' labels from 0 to 61, got 62 at row 0"),
@@ -112,10 +112,10 @@ ROW = [0.5] * 784
         (content(w=entry([0.5], [True])), "got True at row 0"),
         (content(w={"x": [ROW, ROW[1:]], "y": [1, 1]}), "images of 784 numbers from 0 to 1, got 783 numbers at row 1"),
         (content(w={"x": [0.5], "y": [1]}), "got float at row 0"),
-        (content(w={"x": [[*ROW[1:], "0.5"]], "y": [1]}), "got something that is not a number at row 0"),
-        (content(w={"x": [[*ROW[1:], None]], "y": [1]}), "got something that is not a number at row 0"),
-        (content(w={"x": [[*ROW[1:], [0.5]]], "y": [1]}), "got something that is not a number at row 0"),
-        (content(w={"x": [[*ROW[1:], float("nan")]], "y": [1]}), "NaN is not a number of JSON"),
+        (content(w={"x": [[*ROW[1:], "0.5"]], "y": [1]}), "got a value that is not a number at row 0"),
+        (content(w={"x": [[*ROW[1:], None]], "y": [1]}), "got a value that is not a number at row 0"),
+        (content(w={"x": [[*ROW[1:], [0.5]]], "y": [1]}), "got a value that is not a number at row 0"),
+        (content(w={"x": [[*ROW[1:], float("nan")]], "y": [1]}), "NaN is not a JSON number"),
         (json.dumps(content(w=entry([7], [1]))).replace("[7,", "[1e999,"), "got a pixel of inf at row 0"),
         (content(w={"x": [[*ROW[1:], 10**400]], "y": [1]}), "got a pixel of 1000"),
         (content(w={"x": [[*ROW[1:], 255]], "y": [1]}), "got a pixel of 255 at row 0"),
@@ -133,7 +133,7 @@ def test_damage_is_refused(tmp_path: Path, what: object, sentence: str) -> None:
 
 def test_a_writer_in_two_files_of_a_part_is_refused(tmp_path: Path, leaf: Path) -> None:
     path = save(leaf, "train/all_data_11_niid.json", content(a=GOOD))
-    with pytest.raises(DataError, match=r"writer 'a' a second time \(before in all_data_2_niid.json\)") as caught:
+    with pytest.raises(DataError, match=r"writer 'a' a second time \(first in all_data_2_niid.json\)") as caught:
         load_femnist(tmp_path)
     assert caught.value.path == str(path)
 

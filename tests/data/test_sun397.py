@@ -131,8 +131,8 @@ HEAD = 'category,indoor,"outdoor, natural","outdoor, man-made"\n'
     [
         ("", "expected a table with the columns 'category'"),
         ("category,indoor\n/a/abbey,1\n", "expected a table with the columns"),
-        (HEAD, "expected a category that is 'indoor' and nothing else, got none"),
-        (HEAD + "/a/abbey,1,0,0\n", "expected a category that is 'outdoor, natural' and nothing else"),
+        (HEAD, "expected a category whose only superclass is 'indoor', got none"),
+        (HEAD + "/a/abbey,1,0,0\n", "expected a category whose only superclass is 'outdoor, natural'"),
         (HEAD + "/a/../../etc,1,0,0\n", "expected different categories such as /a/abbey, got '/a/../../etc'"),
         (HEAD + "/a/abbey,1,0,0\na/abbey/,0,1,0\n", "expected different categories"),
         (HEAD + ",1,0,0\n", "expected different categories"),

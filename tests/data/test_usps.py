@@ -36,11 +36,11 @@ def test_ends_of_the_range_and_all_ways_to_write_a_value(tmp_path: Path, generat
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda line: line.replace(" 100:", " 101:"), "where index 100 should be"),
-        (lambda line: line.replace(" 2:", " 1:"), "where index 2 should be"),
+        (lambda line: line.replace(" 100:", " 101:"), "in place of index 100"),
+        (lambda line: line.replace(" 2:", " 1:"), "in place of index 2"),
         (lambda line: " ".join(line.split()[:-1]), "255 pairs"),
         (lambda line: line + "257:0.5", "257 pairs"),
-        (lambda line: " ".join([*line.split()[:-1], "256:nan"]), "b'256:nan' where index 256 should be"),
+        (lambda line: " ".join([*line.split()[:-1], "256:nan"]), "b'256:nan' in place of index 256"),
         (lambda line: " ".join([*line.split()[:-1], "256:1e99"]), "b'256:1e99'"),
         (lambda line: " ".join([*line.split()[:-1], "256:1.001"]), "b'256:1.001'"),
         (lambda line: " ".join([*line.split()[:-1], "256:-2"]), "b'256:-2'"),
@@ -48,10 +48,10 @@ def test_ends_of_the_range_and_all_ways_to_write_a_value(tmp_path: Path, generat
         (lambda line: "11" + line[1:], "the label b'11'"),
         (lambda line: "0" + line[1:], "the label b'0'"),
         (lambda line: "2.5" + line[1:], "the label b'2.5'"),
-        (lambda line: line.replace(" 9:", "  9:"), "other white space"),
+        (lambda line: line.replace(" 9:", "  9:"), "white space other than"),
         (lambda line: "", "the label b''"),
         (lambda line: "1" * 10**6, "the label b'1111111111"),
-        (lambda line: line.replace(" 9:", "\0 9:"), "where index 8 should be"),
+        (lambda line: line.replace(" 9:", "\0 9:"), "in place of index 8"),
     ],
 )
 def test_a_wrong_line_is_named(

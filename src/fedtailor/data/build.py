@@ -1,10 +1,10 @@
-"""From options to the data of a run: divide, corrupt, and keep a record of both."""
+"""The data of a run, made from its options: divided among clients, and corrupted where the options ask for it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,21 +19,21 @@ from fedtailor.data.split import ClientRows, SplitRecord, split_digest, to_recor
 __all__ = ["DataOptions", "DividedData", "build", "split_record"]
 
 CLEAN = "clean"
-"""The condition of a client whose examples are as published."""
+"""The condition of a client whose examples are not corrupted."""
 
 
 class DividedData(NamedTuple):
-    """What a run uses: a data set with corrupted copies, and who has which of its examples for what."""
+    """The data of a run: a data set with corrupted copies, and the examples of every client in it."""
 
     division: Division
     dataset: Dataset
-    """The division's data set, corrupted copies of examples behind the others."""
+    """The division's data set, followed by corrupted copies of examples."""
     rows: list[ClientRows]
     """Positions in ``dataset``."""
     num_new: int
     client_names: tuple[str, ...]
     conditions: tuple[str, ...]
-    """What was done to each client's examples: ``clean``, or corruption and severity such as ``frost-3``."""
+    """The condition of each client's examples: ``clean``, or corruption and severity such as ``frost-3``."""
     notes: list[str]
 
 
@@ -48,13 +48,13 @@ def build(
 
     Args:
         options: the ``[data]`` section.
-        run_seed: the run's seed, used where ``options.seed`` is "run".
-        dataset: in place of the one that ``options`` names.
-        progress: called with the number of corrupted images that are made, and of all.
+        run_seed: the run's seed, used if ``options.seed`` is "run".
+        dataset: replaces the data set that ``options`` names.
+        progress: called with the number of corrupted images made so far, and of all.
 
     Raises:
-        ConfigError: options that do not fit the data.
-        DataError: a file is missing or damaged, or the partition cannot be met.
+        ConfigError: the options do not fit the data.
+        DataError: a file is missing or damaged, or the partition is impossible on these data.
 
     Example:
         >>> divided = build(DataOptions(partition="iid", clients=3), run_seed=0)
@@ -64,8 +64,15 @@ def build(
     division = divide(options, run_seed=run_seed, dataset=dataset)
     shift = parse_shift(options.shift)
     if shift is None:
-        notes, names = [*division.notes, *_other_conditions(division, ())], division.client_names
-        return DividedData(division, division.dataset, division.rows, division.num_new, names, (), notes)
+        return DividedData(
+            division=division,
+            dataset=division.dataset,
+            rows=division.rows,
+            num_new=division.num_new,
+            client_names=division.client_names,
+            conditions=(),
+            notes=[*division.notes, *_other_conditions(division, ())],
+        )
     clients, done = conditions_of(division, shift)
     rows = [division.rows[client] for client in clients]
     used = [np.concatenate(each) for each in rows]
@@ -81,15 +88,15 @@ def build(
     names = tuple(_name(division, client, state) for client, state in zip(clients, states, strict=True))
     notes = [*corrupted.notes, *division.notes[len(division.dataset.notes) :], *_other_conditions(division, states)]
     mapped = [_cut(copy, each) for copy, each in zip(copies, rows, strict=True)]
-    num_new = len(rows) - (len(division.rows) - division.num_new)
-    return DividedData(division, corrupted, mapped, num_new, names, states, notes)
+    num_known = len(division.rows) - division.num_new
+    return DividedData(division, corrupted, mapped, len(rows) - num_known, names, states, notes)
 
 
 def conditions_of(division: Division, shift: CifarS) -> tuple[list[int], list[Pair | None]]:
-    """Return the clients of a run, and what is done to each one's examples; a new client comes once per condition.
+    """Return the clients of a run and the corruption of each; a new client appears once per condition.
 
     Raises:
-        ConfigError: the shift is for more clients than there are, or for new ones where there are none.
+        ConfigError: the shift asks for more clients than there are, or for new clients without any.
     """
     if shift.new == "all" and not division.num_new:
         message = "cifar_s(new='all') needs new clients: data.new_clients must be > 0, got 0."
@@ -105,23 +112,28 @@ def conditions_of(division: Division, shift: CifarS) -> tuple[list[int], list[Pa
 
 
 def _other_conditions(division: Division, states: tuple[str, ...]) -> list[str]:
-    """Say that the examples of a split from a file were in other conditions there, if they were."""
+    """Return a note if a split file gives other conditions for the clients' examples."""
     if division.conditions is None or division.conditions == states:
         return []
-    return ["the clients' examples are in other conditions than the split file says: set data.shift as in its options."]
+    return [
+        "the conditions of the clients' examples differ from those in the split file: set data.shift as in its options."
+    ]
 
 
 def split_record(division: Division, conditions: tuple[str, ...] = ()) -> SplitRecord:
-    """Return the record of a split, ready for JSON; positions are those in the data set as published."""
+    """Return the record of a split, ready for JSON; positions are those in the published data set."""
     clients = to_records(division.rows)
-    machine = ("dataset", "dir", "path", "split")
-    shown = {name: value for name, value in dataclasses.asdict(division.options).items() if name not in machine}
+    options: dict[str, Any] = {}
+    for name, value in dataclasses.asdict(division.options).items():
+        if name not in ("dataset", "dir", "path", "split"):  # which differ between machines
+            options[name] = list(value) if isinstance(value, tuple) else value
+    options["test"] = division.test
+    options["clients"] = len(division.rows)
     return SplitRecord(
         dataset=division.dataset.name,
         data_sha256=division.dataset.digest,
         split_sha256=split_digest(clients, division.num_new, list(conditions)),
-        options={name: list(value) if isinstance(value, tuple) else value for name, value in shown.items()}
-        | {"test": division.test, "clients": len(division.rows)},
+        options=options,
         new_clients=division.num_new,
         client_names=list(division.client_names),
         conditions=list(conditions),
@@ -130,7 +142,7 @@ def split_record(division: Division, conditions: tuple[str, ...] = ()) -> SplitR
 
 
 def _name(division: Division, client: int, condition: str) -> str:
-    """Return a client's name; a new client has one per condition."""
+    """Return a client's name; a new client has one name per condition."""
     name = division.client_names[client] if division.client_names else str(client)
     is_new = client >= len(division.rows) - division.num_new
     return f"{name}-{condition}" if is_new and condition != CLEAN else name
@@ -138,5 +150,6 @@ def _name(division: Division, client: int, condition: str) -> str:
 
 def _cut(positions: np.ndarray, like: ClientRows) -> ClientRows:
     """Cut positions into parts as long as those of ``like``."""
-    first, second = len(like.train), len(like.train) + len(like.val)
-    return ClientRows(positions[:first], positions[first:second], positions[second:])
+    train_end = len(like.train)
+    val_end = train_end + len(like.val)
+    return ClientRows(positions[:train_end], positions[train_end:val_end], positions[val_end:])

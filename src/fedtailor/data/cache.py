@@ -1,9 +1,11 @@
-"""Decoded data sets on disk, mapped into memory: decoded once, shared by processes, paged in where they are used.
+"""The cache of decoded data sets, whose arrays are mapped into memory and shared by processes.
 
-An entry is the folder ``decoded/NAME-SIGNATURE`` of the cache folder: the arrays as ``.npy``, the rest as
-``meta.json``. It appears whole, by renaming, and is never changed. What is loaded, arrays and the rest, has the digests
-that were noted when it was written; anything else is decoded again. The cache only saves time: where it cannot be
-written, data stay in memory.
+An entry is the folder ``decoded/NAME-SIGNATURE`` of the cache folder: the arrays as ``.npy``, the other fields as
+``meta.json``. It appears whole, by renaming, and is never changed. An entry whose digests differ from those in
+``meta.json`` is decoded again. The cache only saves time: if it cannot be written, data stay in memory.
+
+:func:`entries` and :func:`clear` also cover the corrupted copies of images, which
+:mod:`fedtailor.data.corruptions.copies` keeps in the same folder.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,29 +36,99 @@ CACHE_VERSION = 2
 
 _ARRAYS = ("x", "y", "subclasses", "domains")
 _TOO_FRESH = 1.0  # seconds in which a file can change again without a trace in its times
-_ABANDONED = 86_400.0  # seconds after which an unfinished entry is nobody's
+_ABANDONED = 86_400.0  # seconds after which an unfinished entry counts as abandoned
+_DECODED = "decoded"
+_CORRUPTED = "corrupted"
+
+
+class CacheEntry(NamedTuple):
+    """One entry of the cache, or the remains of an unfinished one."""
+
+    kind: str
+    """``decoded`` (a data set) or ``corrupted`` (corrupted copies of images)."""
+    path: Path
+    """A folder of a decoded data set, or the file of corrupted copies."""
+    bytes: int
+    """Bytes on the disk."""
+
+
+def entries() -> list[CacheEntry]:
+    """Return the entries of the cache, sorted by path; the list is empty if there is no cache.
+
+    Raises:
+        DataError: the cache folder cannot be read.
+    """
+    found = []
+    for kind in (_CORRUPTED, _DECODED):
+        folder = cache_folder() / kind
+        try:
+            if folder.is_dir():
+                found += [CacheEntry(kind, path, _bytes_of(path)) for path in sorted(folder.iterdir())]
+        except OSError as reason:
+            raise _failed("read", folder, reason) from reason
+    return found
+
+
+def clear() -> list[CacheEntry]:
+    """Remove every entry of the cache, and return what was removed.
+
+    Everything in the cache can be made again, and processes that use an entry keep it until they end. Downloaded data
+    sets, which may be in the same folder, stay.
+
+    Raises:
+        DataError: an entry cannot be removed; the entries before it are removed.
+    """
+    removed = []
+    for entry in entries():
+        try:
+            if entry.path.is_dir() and not entry.path.is_symlink():
+                shutil.rmtree(entry.path)
+            else:
+                entry.path.unlink(missing_ok=True)
+        except FileNotFoundError:  # another process removed it
+            continue
+        except OSError as reason:
+            raise _failed("remove", entry.path, reason) from reason
+        removed.append(entry)
+    return removed
+
+
+def _bytes_of(path: Path) -> int:
+    """Return the size of a file, or of all files in a folder; files that disappear in the meantime count 0."""
+    files = [path]
+    if path.is_dir() and not path.is_symlink():
+        files = [each for each in path.rglob("*") if not each.is_dir()]
+    total = 0
+    for each in files:
+        with contextlib.suppress(FileNotFoundError):
+            total += each.lstat().st_size
+    return total
+
+
+def _failed(action: str, path: Path, reason: OSError) -> DataError:
+    return DataError(f"cannot {action} '{path}': {reason.strerror or reason}.", path=str(path))
 
 
 def signature_of(patterns: Iterable[str], folder: Path) -> str:
-    """Return a SHA-256 that changes when files or their readers do.
+    """Return a SHA-256 that changes when files or their readers change.
 
-    It is over the folder and, for every file that matches, its path there, size, times of modification and of change,
-    and number in the file system, so that two files of one size and age that change places are noticed; and over the
-    source of the readers: what another version decoded is not taken for what this one would.
+    It covers the folder and, for every file that matches, its path in the folder, size, times of modification and of
+    change, and number in the file system, so that swapping two files of the same size and age is noticed. It also
+    covers the source of the readers, so that data decoded by another version are not used.
 
     Args:
         patterns: relative to ``folder``, as in :class:`fedtailor.data.datasets.known.KnownDataset`.
         folder: the data folder.
 
     Returns:
-        An empty string, with which :func:`cached` keeps nothing, if there is no such file or one has just been written.
+        An empty string, with which :func:`cached` keeps nothing, if no file matches or a file has just been written.
     """
     found = {path for pattern in patterns for path in folder.glob(pattern)}
     files = []
     for path in found:
         try:
             status = path.stat()
-        except OSError:  # removed meanwhile, or a link to nothing: the reader will say so if it needs it
+        except OSError:  # removed in the meantime, or a broken link: the reader reports it if it needs the file
             continue
         if stat.S_ISREG(status.st_mode):
             if abs(time.time() - status.st_mtime) < _TOO_FRESH:
@@ -69,20 +141,20 @@ def signature_of(patterns: Iterable[str], folder: Path) -> str:
 
 
 def cached(signature: str, build: Callable[[], Dataset], *, name: str) -> Dataset:
-    """Return a data set from the cache; otherwise build it and keep it there, in place of older ones of its name.
+    """Return a data set from the cache; otherwise build it and keep it there, in place of older entries of its name.
 
     Args:
-        signature: from :func:`signature_of`; empty: nothing is looked for, and nothing kept.
-        build: reads and decodes.
-        name: of the data set; what is not a letter or digit becomes ``_``.
+        signature: from :func:`signature_of`; empty: the cache is not used.
+        build: reads and decodes the data set.
+        name: name of the data set; characters other than letters and digits become ``_``.
 
     Returns:
-        The same values either way. A note is added where they could not be kept.
+        The same values either way, with a note if they could not be kept.
     """
     if not signature:
         return build()
     stem = re.sub(r"\W", "_", name, flags=re.ASCII)[:80]
-    folder = cache_folder() / "decoded" / f"{stem}-{signature[:16]}"
+    folder = cache_folder() / _DECODED / f"{stem}-{signature[:16]}"
     found = _load(folder, signature)
     if found is not None:
         return found
@@ -91,25 +163,26 @@ def cached(signature: str, build: Callable[[], Dataset], *, name: str) -> Datase
         _write(folder, signature, dataset)
         _remove_older(folder, stem)
     except OSError as reason:
-        text = f"decoded data could not be kept in '{folder.parent}' ({reason.strerror or reason}): "
-        note = text + "they are decoded anew in every run."
+        why = f"decoded data could not be kept in '{folder.parent}' ({reason.strerror or reason})"
+        note = f"{why}: every run decodes them again."
         return dataclasses.replace(dataset, notes=(*dataset.notes, note))
     return dataset
 
 
 def _load(folder: Path, signature: str) -> Dataset | None:
-    """Return the data set of an entry; None if there is none, or it is not what was written."""
+    """Return the data set of an entry; None if there is no entry, or it differs from what was written."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         if (meta["signature"], meta["fields_sha256"]) != (signature, _digest_of(meta["fields"])):
             return None
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in meta["fields"].items()
-        }
+        fields: dict[str, Any] = {}
+        for name, value in meta["fields"].items():
+            fields[name] = tuple(value) if isinstance(value, list) else value
         for name in meta["arrays"]:
-            # copy-on-write: the file stays as it is, and torch can share the memory without a warning
+            # copy-on-write: the file never changes, and torch can share the memory without a warning
             fields[name] = np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False)
-        fields["normalize"] = Normalization(*map(tuple, fields["normalize"]))
+        mean, std = fields["normalize"]
+        fields["normalize"] = Normalization(tuple(mean), tuple(std))
         dataset = Dataset(**fields)
         return dataset if meta["digest"] == dataset.digest else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, DataError):
@@ -117,11 +190,11 @@ def _load(folder: Path, signature: str) -> Dataset | None:
 
 
 def _write(folder: Path, signature: str, dataset: Dataset) -> None:
-    """Write an entry beside its place, then rename it; what is there already and unfit gives way."""
+    """Write an entry under a temporary name, then rename it; it replaces an entry that could not be used."""
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
-    arrays = {name: array for name in _ARRAYS if (array := getattr(dataset, name)) is not None}
-    names = (field.name for field in dataclasses.fields(dataset))
-    fields = {name: getattr(dataset, name) for name in names if name not in _ARRAYS}
+    values = {field.name: getattr(dataset, field.name) for field in dataclasses.fields(dataset)}
+    arrays = {name: values[name] for name in _ARRAYS if values[name] is not None}
+    fields = {name: value for name, value in values.items() if name not in _ARRAYS}
     meta = {
         "signature": signature,
         "digest": dataset.digest,  # of the arrays
@@ -140,7 +213,7 @@ def _write(folder: Path, signature: str, dataset: Dataset) -> None:
 
 
 def _put(temporary: Path, folder: Path) -> None:
-    """Rename a finished entry; where another process was faster, its entry stays."""
+    """Rename a finished entry; if another process was faster, its entry stays."""
     try:
         if folder.exists():
             os.replace(folder, temporary / "replaced")
@@ -152,17 +225,17 @@ def _put(temporary: Path, folder: Path) -> None:
 
 
 def _digest_of(value: Any) -> str:
-    """Return the SHA-256 of a value as JSON, the same before it is written and after it is read."""
+    """Return the SHA-256 of a value as JSON, which writing and reading do not change."""
     return hashlib.sha256(json.dumps(value, default=_plain, sort_keys=True).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON can hold for a mapping or a number of numpy."""
+    """Return a value that JSON can hold for a mapping or a NumPy number."""
     return value.item() if isinstance(value, np.generic) else dict(value)
 
 
 def _remove_older(folder: Path, stem: str) -> None:
-    """Remove entries of the same name, and what was left unfinished long ago; processes that use them keep them."""
+    """Remove other entries of the same name and abandoned ones; processes that use them keep them until they end."""
     pattern = re.compile(rf"\.?{stem}-[0-9a-f]{{16}}(\.[0-9a-f]{{16}})?")
     for other in folder.parent.iterdir():
         if other == folder or not pattern.fullmatch(other.name):

@@ -1,4 +1,4 @@
-"""A data set in memory: examples as stored, labels, and where they came from."""
+"""A data set in memory: examples as stored, labels, and their sources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedtailor.core.errors import DataError
 
 
 class Annotations(NamedTuple):
-    """What a partition may look at: one entry per example; None where the data set has no such notion."""
+    """The properties of examples that a partition may use, one entry per example; None if the data set lacks one."""
 
     labels: np.ndarray  # (rows,), int64
     subclasses: np.ndarray | None = None  # (rows,), int64: finer classes, each within one label
@@ -22,12 +22,13 @@ class Annotations(NamedTuple):
 
     def take(self, rows: np.ndarray) -> Annotations:
         """Return the annotations of some examples."""
-        subclasses, domains = (None if column is None else column[rows] for column in self[1:])
+        subclasses = None if self.subclasses is None else self.subclasses[rows]
+        domains = None if self.domains is None else self.domains[rows]
         return Annotations(self.labels[rows], subclasses, domains)
 
 
 class Normalization(NamedTuple):
-    """Mean and standard deviation of values scaled by ``white``, per channel; one value serves all channels."""
+    """Mean and standard deviation of values scaled by ``white``, per channel; a single value is for all channels."""
 
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
@@ -40,7 +41,7 @@ class Dataset:
     A value p becomes ``(p / white - mean) / std``; the default maps a pixel to [-1, 1] (pFedFDA's experiments).
 
     Raises:
-        DataError: shapes that do not fit together, values that are not finite, labels out of range.
+        DataError: shapes do not match, values are not finite, or labels are out of range.
     """
 
     name: str
@@ -54,25 +55,25 @@ class Dataset:
     """Finer classes, 0 to ``len(subclass_names)`` - 1, each within one label (pFedVEM's concept drift)."""
     subclass_names: tuple[str, ...] = ()
     domains: np.ndarray | None = None  # (rows,), int64
-    """Where each example is from: domain, writer or site, 0 to ``len(domain_names)`` - 1."""
+    """The domain, writer or site of each example, 0 to ``len(domain_names)`` - 1."""
     domain_names: tuple[str, ...] = ()
     normalize: Normalization = Normalization()
     white: float = 255.0
     """The stored value that becomes 1 before normalization."""
     num_official_train: int = -1
-    """Rows of the official training part, which come first; -1 (all rows) where there is no official division."""
+    """Rows of the official training part, which come first; -1 (all rows) without an official division."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of every file read, by its name."""
     tested_on: Literal["original", "fabricated"] = "original"
     """Whether the reader was tested on the original data, or on fabricated files only."""
     official_size: int = -1
-    """Rows of the whole published data set; -1: not known."""
+    """Rows of the whole published data set; -1: unknown."""
     partial: bool = False
-    """Known to be a part of the published data, whatever ``official_size`` says."""
+    """Whether this is known to be a part of the published data, whatever ``official_size`` says."""
     license: str = ""
     citation: str = ""
     notes: tuple[str, ...] = ()
-    """Sentences on what a reader of results should know of the data."""
+    """Sentences about the data for readers of results."""
 
     def __post_init__(self) -> None:
         if self.num_official_train < 0:
@@ -82,29 +83,31 @@ class Dataset:
         object.__setattr__(self, "y", check_labels(self.y, self.num_classes, where=f"data set '{self.name}'"))
         if self.class_names and len(self.class_names) != self.num_classes:
             raise self._refuse("class names", f"{self.num_classes} names", len(self.class_names))
-        for what, name in (("subclasses", "subclass"), ("domains", "domain")):
-            self._check_column(what, getattr(self, what), getattr(self, f"{name}_names"))
+        self._check_column("subclasses", self.subclasses, self.subclass_names)
+        self._check_column("domains", self.domains, self.domain_names)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one example as a model gets it: (channels, height, width) or (features,)."""
+        """Shape of one example at the input of a model: (channels, height, width) or (features,)."""
         return (self.x.shape[-1], *self.x.shape[1:-1])
 
     @property
     def annotations(self) -> Annotations:
-        """What a partition may look at."""
+        """The properties of the examples that a partition may use."""
         return Annotations(self.y, self.subclasses, self.domains)
 
     @property
     def subset(self) -> bool:
-        """Whether this is only a part of (or more than) the published data set."""
+        """Whether the number of examples differs from the published data set."""
         return self.partial or (self.official_size >= 0 and len(self.y) != self.official_size)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of examples, labels, subclasses and domains with shapes and types, the same on every machine."""
         digest = hashlib.sha256()
-        for array in (each for each in (self.x, self.y, self.subclasses, self.domains) if each is not None):
+        for array in (self.x, self.y, self.subclasses, self.domains):
+            if array is None:
+                continue
             portable = array.astype(array.dtype.newbyteorder("<"), copy=False)
             digest.update(f"{portable.dtype.str} {portable.shape}\n".encode())
             digest.update(portable.data)
@@ -143,7 +146,7 @@ def check_labels(labels: np.ndarray, num_classes: int, *, where: str) -> np.ndar
     """Return ``labels`` (rows,) as int64 if all are whole numbers from 0 to ``num_classes`` - 1.
 
     Raises:
-        DataError: naming ``where`` (a file), what is allowed, and the first offender with its row.
+        DataError: a label is out of range; the message names ``where`` (a file) and the first such label and its row.
     """
     allowed = f"whole numbers from 0 to {num_classes - 1}"
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
@@ -151,7 +154,8 @@ def check_labels(labels: np.ndarray, num_classes: int, *, where: str) -> np.ndar
         raise DataError(f"labels of {where} must be {allowed}, got {got}.", path=where, allowed=allowed, got=got)
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if len(wrong):
-        row, label = int(wrong[0]), int(labels[wrong[0]])
+        row = int(wrong[0])
+        label = int(labels[row])
         message = f"labels of {where} must be {allowed}, got {label} at row {row}."
         raise DataError(message, path=where, allowed=allowed, got=label)
     return labels.astype(np.int64)

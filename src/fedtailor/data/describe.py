@@ -1,4 +1,4 @@
-"""What is said of data: a division among clients, and what was found in a user's own. Ready for JSON, no torch."""
+"""Descriptions of data, ready for JSON: a division among clients, and the findings about a user's own data."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from fedtailor.data.own.report import Findings, OwnData
 
 _SEVERITIES = ("error", "skipped", "warning")
 _FIRST = 3
-"""Problems of a kind that are told in full."""
+"""Problems of each kind that are listed in full."""
 
 
 def describe_division(division: Division, split: Mapping[str, Any]) -> dict[str, Any]:
-    """Return who has how many examples of which classes.
+    """Return how many examples of which class every client has.
 
     Args:
-        division: who has which examples.
-        split: its record, see :class:`fedtailor.data.split.SplitRecord`.
+        division: the examples of every client.
+        split: the record of the division, see :class:`fedtailor.data.split.SplitRecord`.
     """
-    dataset, names = division.dataset, division.client_names
+    dataset = division.dataset
+    names = division.client_names
     clients = [
         {
             "name": names[number] if names else str(number),
@@ -47,17 +48,18 @@ def describe_division(division: Division, split: Mapping[str, Any]) -> dict[str,
 
 
 def count_by_name(labels: np.ndarray, names: Sequence[str]) -> dict[str, int]:
-    """Return how many labels (n,) there are of every class that occurs, by its name or number.
+    """Return the count of every class that occurs in labels (n,), by its name or number.
 
     >>> count_by_name(np.array([1, 0, 1]), ["no", "yes"])
     {'no': 1, 'yes': 2}
     """
     found, counts = np.unique(labels, return_counts=True)
-    return {names[label] if names else str(label): int(count) for label, count in zip(found, counts, strict=True)}
+    shown = [names[label] if names else str(label) for label in found]
+    return dict(zip(shown, counts.tolist(), strict=True))
 
 
 def describe_findings(path: str, own: OwnData) -> dict[str, Any]:
-    """Return what was found in a user's data, problems grouped by severity and kind, errors first."""
+    """Return the findings about a user's data, with problems grouped by severity and kind, errors first."""
     findings = own.findings
     sites = [
         {
@@ -80,7 +82,7 @@ def describe_findings(path: str, own: OwnData) -> dict[str, Any]:
 
 
 def _groups(findings: Findings) -> list[dict[str, Any]]:
-    """Return each kind of problem with how many there are and the first few."""
+    """Return each kind of problem with its count and the first few problems."""
     kinds = sorted(findings.counts, key=lambda kind: (_SEVERITIES.index(kind[0]), kind[1]))
     groups = []
     for severity, kind in kinds:

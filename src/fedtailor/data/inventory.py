@@ -1,4 +1,4 @@
-"""What is known of every data set, and what of it is in the data folder; nothing is read or decoded."""
+"""The inventory of known data sets: description, and which files are in the data folder. No file is opened."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ State = Literal["included", "present", "partial", "absent"]
 def inventory(folder: Path) -> list[dict[str, Any]]:
     """Return one record per known data set, ready for JSON, by name.
 
-    ``state`` is ``included`` (no files are needed), ``present`` (all that can be fetched is there, and something for
-    every other file), ``partial`` (some files are there) or ``absent``. Whether files can be read is only known to
-    who reads them.
+    ``state`` is ``included`` (no files are needed), ``present`` (all files that can be fetched exist, and at least one
+    for every other pattern), ``partial`` (some files exist) or ``absent``. Whether the files can be read is not tested.
 
     Args:
         folder: the data folder; it need not exist.
@@ -31,12 +30,14 @@ def describe_dataset(name: str, folder: Path) -> dict[str, Any]:
     """Return the record of one known data set.
 
     Raises:
-        ConfigError: there is no data set of that name.
+        ConfigError: no data set has that name.
     """
     name = find_name("dataset", name, DATASETS, key="dataset")
     known = DATASETS[name]
     found = {pattern: _sizes(folder, pattern) for pattern in known.files}
-    together = {path: size for sizes in found.values() for path, size in sizes.items()}
+    together: dict[Path, int] = {}
+    for sizes in found.values():
+        together |= sizes  # a file may match several patterns
     return {
         "name": name,
         "description": known.description,
@@ -58,19 +59,19 @@ def _state(name: str, folder: Path, found: dict[str, dict[Path, int]]) -> State:
         return "included"
     if not any(found.values()):
         return "absent"
-    fetched = [is_there(download, folder) for download in DOWNLOADS.get(name, ())]
-    if name in ELSEWHERE:  # what is not fetched has a pattern of its own
-        fetched += [bool(sizes) for sizes in found.values()]
-    return "present" if all(fetched) else "partial"
+    complete = [is_there(download, folder) for download in DOWNLOADS.get(name, ())]
+    if name in ELSEWHERE:  # files that cannot be fetched have patterns of their own
+        complete += [bool(sizes) for sizes in found.values()]
+    return "present" if all(complete) else "partial"
 
 
 def _sizes(folder: Path, pattern: str) -> dict[Path, int]:
-    """Return the files that match, with their sizes in bytes; unfinished downloads and archives are none of them."""
+    """Return the files that match and their sizes in bytes, without unfinished downloads and archives."""
     sizes = {}
     for path in folder.glob(pattern):
         try:
             status = path.stat()
-        except OSError:  # removed meanwhile, or a link to nothing
+        except OSError:  # removed in the meantime, or a broken link
             continue
         if stat.S_ISREG(status.st_mode) and path.suffix not in (".part", ".zip"):
             sizes[path] = status.st_size

@@ -1,4 +1,4 @@
-"""From divided data to a federation: the only part of ``data`` that knows tensors."""
+"""Conversion of divided data to a federation of tensors; the other modules of ``data`` do without torch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CHUNK = 4096  # rows at once in passes over all training examples
 
 
 def to_federation(divided: DividedData, task: Task) -> Federation:
-    """Make tensors; images stay as stored and are normalized when they are used, other values at once.
+    """Return the federation; images are normalized when they are used, tables at once.
 
     Args:
         divided: the data.
-        task: made by the caller for ``dataset.input_shape`` and ``dataset.num_classes``.
+        task: a task for ``dataset.input_shape`` and ``dataset.num_classes``.
 
     Raises:
         ConfigError: the task is for examples of another shape, or for another number of classes.
@@ -31,7 +31,8 @@ def to_federation(divided: DividedData, task: Task) -> Federation:
         got = f"{tuple(task.input_shape)} in {task.num_classes}"
         raise ConfigError(f"the task must be for {wanted}, got {got}.", key="model", allowed=wanted, got=got)
     x, scale = tables(dataset, normalization(divided))
-    first, last = divided.division.dataset.num_official_train, len(divided.division.dataset.y)
+    published = divided.division.dataset
+    official_test = torch.arange(published.num_official_train, len(published.y))
     return Federation(
         x=x,
         y=torch.from_numpy(dataset.y),
@@ -42,28 +43,32 @@ def to_federation(divided: DividedData, task: Task) -> Federation:
         client_names=divided.client_names,
         conditions=divided.conditions,
         scale=scale,
-        complete=torch.arange(first, last if divided.division.shared_test else first),
+        complete=official_test if divided.division.shared_test else official_test[:0],
     )
 
 
 def normalization(divided: DividedData) -> Normalization:
-    """Return the mean and deviation by which values are normalized.
+    """Return the mean and standard deviation by which values are normalized.
 
-    With ``normalize = "training"``, and for tables unless the options say otherwise, those of the training examples
-    of all clients that take part, per channel or feature; a feature that does not vary gets the deviation 1.
+    With ``normalize = "training"``, and for tables unless the options say otherwise, they are those of the training
+    examples of all clients that are not new, per channel or feature; a constant feature gets the deviation 1.
     """
-    dataset, options = divided.dataset, divided.division.options
+    dataset = divided.dataset
+    options = divided.division.options
     by_training = options.normalize == "training" or (options.normalize == "auto" and dataset.x.ndim == 2)
     known = divided.rows[: len(divided.rows) - divided.num_new]
     rows = np.sort(np.concatenate([each.train for each in known]))
     if not by_training or len(rows) == 0 or options.mean or options.std:
         return dataset.normalize
-    total, squares, count = 0.0, 0.0, 0
     axes = tuple(range(dataset.x.ndim - 1))
-    offset = dataset.x[rows[:1]].astype(np.float64).mean(axes)  # near the mean, so that squares keep their digits
+    offset = dataset.x[rows[:1]].astype(np.float64).mean(axes)  # close to the mean, so that squares keep their digits
+    total = np.zeros_like(offset)
+    squares = np.zeros_like(offset)
+    count = 0
     for start in range(0, len(rows), _CHUNK):
         values = dataset.x[rows[start : start + _CHUNK]].astype(np.float64) - offset
-        total, squares = total + values.sum(axes), squares + (values**2).sum(axes)
+        total += values.sum(axes)
+        squares += (values**2).sum(axes)
         count += values.size // values.shape[-1]
     center = total / count
     deviation = np.sqrt(np.maximum(squares / count - center**2, 0)) / dataset.white
@@ -73,8 +78,9 @@ def normalization(divided: DividedData) -> Normalization:
 
 
 def tables(dataset: Dataset, normalize: Normalization) -> tuple[Tensor, Tensor]:
-    """Return the examples as a tensor, images (rows, channels, height, width), and the scale that is left to do."""
-    mean, std = (torch.tensor(values) for values in normalize)
+    """Return the examples as a tensor, images (rows, channels, height, width), and the scale to apply later."""
+    mean = torch.tensor(normalize.mean)
+    std = torch.tensor(normalize.std)
     if dataset.x.ndim == 4:
         scale = torch.stack([torch.full_like(mean, dataset.white), mean, std])
         return torch.from_numpy(dataset.x).permute(0, 3, 1, 2), scale

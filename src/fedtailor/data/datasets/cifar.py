@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: the python batches (pickles) or the binary version, where torchvision puts them.
+"""CIFAR-10 and CIFAR-100: python batches (pickles) or the binary version, in torchvision's folders.
 
 An image is 3,072 bytes: the red, green and blue planes of 32x32. Krizhevsky 2009, "Learning multiple
 layers of features from tiny images", technical report, University of Toronto.
@@ -38,7 +38,7 @@ class _Labels(NamedTuple):
 
 
 class _Cifar(NamedTuple):
-    """What differs between the data sets."""
+    """The differences between the data sets."""
 
     name: str
     labels: _Labels
@@ -121,8 +121,9 @@ def load_cifar100_coarse(folder: Path) -> Dataset:
 
 
 def _load(cifar: _Cifar, folder: Path) -> Dataset:
-    layouts = (cifar.python, cifar.binary)
-    layout = next((each for each in layouts if (folder / each.folder).is_dir()), cifar.python)
+    layout = cifar.python
+    if not (folder / cifar.python.folder).is_dir() and (folder / cifar.binary.folder).is_dir():
+        layout = cifar.binary
     kinds = [each for each in (cifar.labels, cifar.subclasses) if each is not None]
     sources: dict[str, str] = {}
     images: list[np.ndarray] = []
@@ -133,9 +134,10 @@ def _load(cifar: _Cifar, folder: Path) -> Dataset:
             others = [folder / cifar.binary.folder / cifar.binary.train[0]] if layout is cifar.python else []
             raise files.missing(cifar.name, folder, [path, *others])
         raw = files.read_bytes(path, sources, folder=folder)
-        pixels, numbers = (
-            _read_binary(raw, path, layout, kinds) if layout.label_bytes else _read_python(raw, path, kinds)
-        )
+        if layout.label_bytes:
+            pixels, numbers = _read_binary(raw, path, layout, kinds)
+        else:
+            pixels, numbers = _read_python(raw, path, kinds)
         images.append(_channels_last(pixels))
         labels.append(
             [check_labels(each, len(kind.names), where=str(path)) for kind, each in zip(kinds, numbers, strict=True)]
@@ -159,11 +161,13 @@ def _load(cifar: _Cifar, folder: Path) -> Dataset:
 def _check_nested(dataset: Dataset) -> None:
     """Check that all images of a subclass have the same label."""
     assert dataset.subclasses is not None  # for the type checker
-    pairs = np.unique(np.column_stack([dataset.subclasses, dataset.y]), axis=0)
-    again = np.flatnonzero(pairs[1:, 0] == pairs[:-1, 0])
-    if len(again):
-        subclass = dataset.subclass_names[pairs[again[0], 0]]
-        got = " and ".join(dataset.class_names[label] for label in pairs[again[0] : again[0] + 2, 1])
+    pairs = np.unique(np.column_stack([dataset.subclasses, dataset.y]), axis=0)  # sorted by subclass
+    repeated = np.flatnonzero(pairs[1:, 0] == pairs[:-1, 0])
+    if len(repeated):
+        first = pairs[repeated[0]]
+        second = pairs[repeated[0] + 1]
+        subclass = dataset.subclass_names[first[0]]
+        got = f"{dataset.class_names[first[1]]} and {dataset.class_names[second[1]]}"
         allowed = "each fine label within one coarse label"
         raise DataError(
             f"data set '{dataset.name}': expected {allowed}, got '{subclass}' in {got}.", allowed=allowed, got=got
@@ -176,7 +180,7 @@ def _channels_last(pixels: np.ndarray) -> np.ndarray:
 
 
 def _read_binary(raw: bytes, path: Path, layout: _Layout, kinds: list[_Labels]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return pixels (rows, 3072) and labels (rows,) of every kind, of records without a header."""
+    """Return pixels (rows, 3072) and labels (rows,) of every kind from a file of records without a header."""
     record = layout.label_bytes + _PIXELS
     if not raw or len(raw) % record:
         raise files.damaged(path, f"a multiple of {record} bytes", f"{len(raw)} bytes")
@@ -185,7 +189,7 @@ def _read_binary(raw: bytes, path: Path, layout: _Layout, kinds: list[_Labels]) 
 
 
 def _read_python(raw: bytes, path: Path, kinds: list[_Labels]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return pixels (rows, 3072) and labels (rows,) of every kind, of a pickled batch."""
+    """Return pixels (rows, 3072) and labels (rows,) of every kind from a pickled batch."""
     batch = read_pickle(raw, path)
     pixels = _entry(batch, "data", path)
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (_PIXELS,):
@@ -209,7 +213,11 @@ def _entry(batch: Mapping[str, Any], key: str, path: Path) -> Any:
 
 
 def _from_list(labels: object, path: Path, num_classes: int) -> np.ndarray:
-    """Return a list of labels as an array; values that no array of numbers can hold are refused here."""
+    """Return a list of labels as an array.
+
+    Raises:
+        DataError: an entry is not a whole number in range.
+    """
     allowed = f"labels as whole numbers from 0 to {num_classes - 1}"
     if not isinstance(labels, list):
         raise files.damaged(path, allowed, type(labels).__name__)

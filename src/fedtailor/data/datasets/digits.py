@@ -15,7 +15,7 @@ _SOURCE = "digits.csv.gz"
 
 
 def load_digits(folder: Path) -> Dataset:
-    """Load the digits; ``folder`` is not looked at, no file is needed."""
+    """Load the digits from scikit-learn; ``folder`` is ignored."""
     bunch = datasets.load_digits()
     raw = resources.files("sklearn.datasets.data").joinpath(_SOURCE).read_bytes()
     return Dataset(

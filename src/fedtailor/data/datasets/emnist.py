@@ -20,9 +20,9 @@ from fedtailor.data.readers import files
 _SIDE = 28
 _LETTERS10 = 10
 _DIGITS = tuple(string.digits)
-_LETTERS = tuple(string.ascii_uppercase)  # small letters have the label of the capital
+_LETTERS = tuple(string.ascii_uppercase)  # a lowercase letter has the label of its uppercase letter
 _BY_CLASS = (*_DIGITS, *_LETTERS, *string.ascii_lowercase)
-_MERGED = (*_DIGITS, *_LETTERS, *"abdefghnqrt")  # the other small letters look like their capitals
+_MERGED = (*_DIGITS, *_LETTERS, *"abdefghnqrt")  # the other lowercase letters look like uppercase ones
 
 
 class _Part(NamedTuple):
@@ -33,7 +33,7 @@ class _Part(NamedTuple):
 
 
 def load_balanced(folder: Path) -> Dataset:
-    """Load the split "balanced" from ``folder``/EMNIST: 47 classes, as many images of each.
+    """Load the split "balanced" from ``folder``/EMNIST: 47 classes with the same number of images each.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -42,7 +42,7 @@ def load_balanced(folder: Path) -> Dataset:
 
 
 def load_byclass(folder: Path) -> Dataset:
-    """Load the split "byclass" from ``folder``/EMNIST: 62 classes; takes 1.3 GB of memory while it is read.
+    """Load the split "byclass" from ``folder``/EMNIST: 62 classes. Reading it takes 1.3 GB of memory.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -51,7 +51,7 @@ def load_byclass(folder: Path) -> Dataset:
 
 
 def load_bymerge(folder: Path) -> Dataset:
-    """Load the split "bymerge" from ``folder``/EMNIST: 47 classes; takes 1.3 GB of memory while it is read.
+    """Load the split "bymerge" from ``folder``/EMNIST: 47 classes. Reading it takes 1.3 GB of memory.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -78,7 +78,7 @@ def load_letters(folder: Path) -> Dataset:
 
 
 def load_mnist(folder: Path) -> Dataset:
-    """Load the split "mnist" from ``folder``/EMNIST: digits in the numbers of MNIST.
+    """Load the split "mnist" from ``folder``/EMNIST: as many digits as in MNIST.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -87,13 +87,13 @@ def load_mnist(folder: Path) -> Dataset:
 
 
 def load_letters10(folder: Path) -> Dataset:
-    """Load the first ten letters from ``folder``/EMNIST as FedCR has them: transposed as stored, standardized.
+    """Load the first ten letters from ``folder``/EMNIST as FedCR uses them: transposed as stored, standardized.
 
-    Mean and standard deviation are over all pixels of the training part, in raw values from 0 to 255, and exact but
-    for the last rounding. Zhang et al. 2023, "FedCR", ICML.
+    Mean and standard deviation are over all pixels of the training part, in raw values from 0 to 255, and exact up to
+    the last rounding. Zhang et al. 2023, "FedCR", ICML.
 
     Raises:
-        DataError: a file is missing or damaged, or has none of these letters.
+        DataError: a file is missing or damaged, or holds none of these letters.
     """
     sources: dict[str, str] = {}
     parts = []
@@ -120,20 +120,21 @@ def load_letters10(folder: Path) -> Dataset:
 
 
 def _standardization(images: np.ndarray) -> Normalization:
-    """Return mean and standard deviation of bytes, from how often each of the 256 values occurs."""
+    """Return mean and standard deviation of bytes, computed from the counts of the 256 values."""
     counts = np.bincount(images.reshape(-1), minlength=256)
-    values, total = np.arange(256), int(counts.sum())
+    values = np.arange(256)
+    total = int(counts.sum())
     mean = int(counts @ values) / total
     variance = int(counts @ values**2) / total - mean**2
     return Normalization((mean,), (max(variance, 0.0) ** 0.5,))
 
 
 def _load(split: str, folder: Path, class_names: tuple[str, ...], *, first: int = 0) -> Dataset:
-    """Return a split with its images upright; ``first`` is the first label of its files."""
+    """Return a split with upright images; ``first`` is the first label of its files."""
     sources: dict[str, str] = {}
     parts = [_read(split, split, part, first, len(class_names), sources, folder) for part in ("train", "test")]
     x = np.empty((sum(len(part.labels) for part in parts), _SIDE, _SIDE, 1), np.uint8)
-    # into the final order of bytes: large splits are copied once
+    # written straight into the final memory layout, so that a large split is copied once
     np.concatenate([part.images.transpose(0, 2, 1) for part in parts], out=x[..., 0])
     return Dataset(
         name=f"emnist_{split}",
@@ -149,7 +150,7 @@ def _load(split: str, folder: Path, class_names: tuple[str, ...], *, first: int 
 def _read(
     name: str, split: str, part: str, first: int, num_classes: int, sources: dict[str, str], folder: Path
 ) -> _Part:
-    """Return a part of a split; the labels ``first`` to ``first + num_classes - 1`` of the file become 0 and so on."""
+    """Return a part of a split, its labels counted from 0; ``first`` is the first label of the file."""
     path = _find(name, f"emnist-{split}-{part}-images-idx3-ubyte", folder)
     images = read_idx(path, 3, sources, folder=folder)
     if images.shape[1:] != (_SIDE, _SIDE) or not len(images):
@@ -166,7 +167,7 @@ def _read(
 
 
 def _find(name: str, file: str, folder: Path) -> Path:
-    """Return the path of a file or of its compressed form."""
+    """Return the path of a file, compressed or not."""
     place = folder / "EMNIST"
     places = [place / "raw" / file, place / "raw" / f"{file}.gz", place / "gzip" / f"{file}.gz"]
     found = next((path for path in places if path.is_file()), None)

@@ -2,11 +2,11 @@
 
 Caldas et al. 2018, "LEAF: a benchmark for federated settings", arXiv:1812.01097. A file is an object with ``users``
 (names of writers), ``num_samples`` (a count for each) and ``user_data``: for each writer ``x``, lists of 784 numbers
-from 0 (black) to 1 (white), and ``y``, labels from 0 to 61: digits, capitals, small letters.
+from 0 (black) to 1 (white), and ``y``, labels from 0 to 61: digits, uppercase letters, lowercase letters.
 
-What is refused: pixels that are no numbers, not finite or outside 0 to 1, rows of other lengths, labels out of range,
-counts that differ, a writer of ``users`` who is not in ``user_data`` or the other way round, and a writer who comes
-twice in a part, in one file or in two. A writer may be in one part only; one without any example is left out.
+Refused are pixels that are not numbers, not finite or outside 0 to 1, rows of other lengths, labels out of range,
+counts that differ, a writer in ``users`` but not in ``user_data`` or the reverse, and a writer who appears twice in a
+part, in one file or in two. A writer may be in one part only; a writer without examples is left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_NAME = 80
 
 
 class _Part(NamedTuple):
-    """Lists with an array for every writer."""
+    """The examples of a part: lists with one array per writer."""
 
     images: list[np.ndarray]  # (rows, 28, 28, 1), uint8
     labels: list[np.ndarray]  # (rows,), int64
@@ -41,8 +41,8 @@ class _Part(NamedTuple):
 def load_femnist(folder: Path) -> Dataset:
     """Load FEMNIST from ``folder``/femnist/{train,test}/*.json, or the same in ``folder``/femnist/data.
 
-    One domain per writer, in the order of the files (all_data_2 before all_data_10) and of ``users`` within each.
-    A pixel p becomes 255 p without its fraction (in float64), as in pFedFDA's experiments: dark strokes on white.
+    There is one domain per writer, in the order of the files (all_data_2 before all_data_10) and of ``users`` within
+    each. A pixel p becomes the whole part of 255 p (in float64), as in pFedFDA's experiments: dark strokes on white.
     Reading takes about eight times the size of the largest file in memory.
 
     Raises:
@@ -51,7 +51,8 @@ def load_femnist(folder: Path) -> Dataset:
     sources: dict[str, str] = {}
     writers: dict[str, int] = {}
     place = next((found for found in _places(folder) if (found / "train").is_dir()), folder / "femnist")
-    train, test = (_read_part(place / part, writers, sources, folder) for part in ("train", "test"))
+    train = _read_part(place / "train", writers, sources, folder)
+    test = _read_part(place / "test", writers, sources, folder)
     if not train.labels:
         raise files.damaged(place / "train", "an example of a writer", "none")
     return Dataset(
@@ -72,16 +73,17 @@ def _places(folder: Path) -> list[Path]:
 
 
 def _read_part(place: Path, writers: dict[str, int], sources: dict[str, str], folder: Path) -> _Part:
-    """Return all examples of a folder; writers that are new get the next number in ``writers``."""
+    """Return all examples of a folder and give the next number to every writer that is not yet in ``writers``."""
     paths = sorted(place.glob("[!.]*.json"), key=_natural)
     if not paths:
         raise files.missing("femnist", folder, [found / place.name / "*.json" for found in _places(folder)])
     part = _Part([], [], [])
     seen: dict[str, str] = {}
     for path in paths:
-        for writer, count, entry in _writers_of(path, _parse(path, files.read_bytes(path, sources, folder=folder))):
+        content = _parse(path, files.read_bytes(path, sources, folder=folder))
+        for writer, count, entry in _writers_of(path, content):
             if writer in seen:
-                got = f"writer '{writer}' a second time (before in {seen[writer]})"
+                got = f"writer '{writer}' a second time (first in {seen[writer]})"
                 raise files.damaged(path, "every writer once in a part", got)
             seen[writer] = path.name
             images, labels = _examples(path, writer, count, entry)
@@ -94,12 +96,13 @@ def _read_part(place: Path, writers: dict[str, int], sources: dict[str, str], fo
 
 
 def _natural(path: Path) -> list[str | int]:
-    """Return a key that sorts numbers within names by their size: the order in which LEAF wrote the files."""
-    return [int(piece) if index % 2 else piece for index, piece in enumerate(re.split("([0-9]+)", path.name))]
+    """Return a key that sorts numbers within names by size: the order in which LEAF wrote the files."""
+    pieces = re.split("([0-9]+)", path.name)  # text and numbers in turn
+    return [int(piece) if index % 2 else piece for index, piece in enumerate(pieces)]
 
 
 def _parse(path: Path, raw: bytes) -> Any:
-    """Return the content of a JSON file; keys that come twice and NaN are no JSON."""
+    """Return the content of a JSON file; repeated keys and NaN are refused."""
     try:
         return json.loads(raw, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -109,12 +112,12 @@ def _parse(path: Path, raw: bytes) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("an object has the same key twice")
+        raise ValueError("an object repeats a key")
     return found
 
 
 def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _writers_of(path: Path, content: Any) -> Iterator[tuple[str, int, Any]]:
@@ -144,12 +147,15 @@ def _examples(path: Path, writer: str, count: Any, entry: Any) -> tuple[np.ndarr
     def wrong(allowed: str, got: object) -> DataError:
         return files.damaged(path, f"of writer '{writer}' {allowed}", f"{got!s:.200}")
 
-    if not isinstance(entry, dict) or not all(isinstance(entry.get(key), list) for key in ("x", "y")):
-        raise wrong("lists 'x' and 'y'", type(entry).__name__ if not isinstance(entry, dict) else sorted(entry))
-    rows, labels = entry["x"], entry["y"]
+    if not isinstance(entry, dict):
+        raise wrong("lists 'x' and 'y'", type(entry).__name__)
+    rows = entry.get("x")
+    labels = entry.get("y")
+    if not isinstance(rows, list) or not isinstance(labels, list):
+        raise wrong("lists 'x' and 'y'", sorted(entry))
     if type(count) is not int or not len(rows) == len(labels) == count:
         got = f"{len(rows)} images, {len(labels)} labels, 'num_samples' {count!r:.40}"
-        raise wrong("as many images as labels, and as 'num_samples' says", got)
+        raise wrong("as many images and labels as 'num_samples' announces", got)
     for row, label in enumerate(labels):
         if type(label) is not int or not 0 <= label < len(_CLASSES):
             raise wrong(f"labels from 0 to {len(_CLASSES) - 1}", f"{label!r:.40} at row {row}")
@@ -163,12 +169,15 @@ def _examples(path: Path, writer: str, count: Any, entry: Any) -> tuple[np.ndarr
 
 
 def _pixels(row: Any) -> np.ndarray | str:
-    """Return the pixels (784,) of an image as bytes, or what is wrong with it."""
-    if not isinstance(row, list) or len(row) != _SIDE * _SIDE:
-        return f"{len(row)} numbers" if isinstance(row, list) else type(row).__name__
+    """Return the pixels (784,) of an image as bytes, or a description of the problem."""
+    if not isinstance(row, list):
+        return type(row).__name__
+    if len(row) != _SIDE * _SIDE:
+        return f"{len(row)} numbers"
     if not set(map(type, row)) <= {int, float}:
-        return "something that is not a number"
-    low, high = min(row), max(row)
+        return "a value that is not a number"
+    low = min(row)
+    high = max(row)
     if not 0 <= low <= high <= 1:
         return f"a pixel of {low if low < 0 else high!r:.40}"
     return (np.array(row, np.float64) * 255).astype(np.uint8)

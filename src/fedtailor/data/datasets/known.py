@@ -1,6 +1,7 @@
-"""The table of known data sets: what each is, where its files are looked for, and under which terms it is published.
+"""The table of known data sets: description, files, license and citation.
 
-Nothing is imported until an entry is used, so that listing is immediate. Downloads are in ``downloads.py``.
+Nothing is imported until an entry is used, so that a listing is immediate. :mod:`fedtailor.data.download.sources` has
+the downloads.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ from typing import Literal, NamedTuple
 
 
 class KnownDataset(NamedTuple):
-    """A line of the table."""
+    """A row of the table."""
 
     target: str
     """``module:function`` within ``fedtailor.data``: ``load(folder: Path) -> Dataset``."""
     description: str
     examples: int
-    """Examples that were published, training and test together; -1: not a fixed number."""
+    """Published examples, training and test together; -1: not a fixed number."""
     files: tuple[str, ...] = ()
-    """Patterns, relative to the data folder, of the files that may be read; empty: none is needed."""
+    """Patterns of the files that may be read, relative to the data folder; empty: no file is needed."""
     license: str = "none stated by the authors"
     citation: str = ""
     tested_on: Literal["original", "fabricated"] = "original"
-    """Whether the reader was tested on original files, or on fabricated ones only."""
+    """Whether the reader was tested on the original files, or on fabricated files only."""
 
 
 _MNIST = "LeCun, Bottou, Bengio and Haffner 1998, Gradient-based learning applied to document recognition, IEEE Proc."
@@ -75,12 +76,12 @@ DATASETS: Mapping[str, KnownDataset] = {
         "five domains of digits: MNIST, SVHN, USPS, SynDigits, MNIST-M, as 32x32 color pixels",
         -1,
         _DIGIT5_FILES,
-        citation="composed here of the five original data sets; see their citations.",
+        citation="composed of the five original data sets; see their citations.",
         tested_on="fabricated",
     ),
     "digits": KnownDataset(
         "datasets.digits:load_digits",
-        "1,797 handwritten digits of 8x8 pixels, in scikit-learn: no download",
+        "1,797 handwritten digits of 8x8 pixels, part of scikit-learn: no download",
         1797,
         license="CC BY 4.0 (UCI Machine Learning Repository)",
         citation="Alpaydin and Kaynak 1998, Optical recognition of handwritten digits, UCI repository.",
@@ -88,12 +89,12 @@ DATASETS: Mapping[str, KnownDataset] = {
     "emnist_balanced": _emnist("balanced", "balanced: 131,600 digits and letters, 47 classes", 131_600),
     "emnist_byclass": _emnist("byclass", "by class: 814,255 digits and letters, 62 classes", 814_255),
     "emnist_bymerge": _emnist("bymerge", "by merge: 814,255 digits and letters, 47 classes", 814_255),
-    "emnist_digits": _emnist("digits", "datasets.digits: 280,000 digits, 10 classes", 280_000),
+    "emnist_digits": _emnist("digits", "digits: 280,000 digits, 10 classes", 280_000),
     "emnist_letters": _emnist("letters", "letters: 145,600 letters, 26 classes", 145_600),
     "emnist_letters10": _emnist(
         "letters", "letters, the first ten: 56,000 images, standardized (FedCR)", 56_000, "letters10"
     ),
-    "emnist_mnist": _emnist("mnist", "in MNIST's size: 70,000 digits, 10 classes", 70_000),
+    "emnist_mnist": _emnist("mnist", "of MNIST's size: 70,000 digits, 10 classes", 70_000),
     "fashion_mnist": KnownDataset(
         "datasets.mnist:load_fashion_mnist",
         "70,000 gray pictures of clothes of 28x28 pixels, 10 classes",
@@ -155,7 +156,7 @@ DATASETS: Mapping[str, KnownDataset] = {
     ),
     "synthetic": KnownDataset(
         "datasets.synthetic:load_synthetic",
-        "6,000 examples of Gaussian classes, shifted by domain: the best accuracy is known, no download",
+        "6,000 examples of Gaussian classes, shifted by domain, with a known best accuracy: no download",
         6_000,
         license="Apache-2.0 (fedtailor)",
         citation="made by fedtailor.",
@@ -182,4 +183,4 @@ DATASETS: Mapping[str, KnownDataset] = {
         citation=_USPS,
     ),
 }
-"""Data sets by name."""
+"""Known data sets by name."""

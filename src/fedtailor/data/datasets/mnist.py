@@ -1,6 +1,6 @@
-"""MNIST and Fashion-MNIST: IDX files, compressed by gzip or not, where torchvision puts them.
+"""MNIST and Fashion-MNIST: IDX files, compressed by gzip or not, in torchvision's folders.
 
-IDX: a magic number (two zero bytes, the type 0x08 for unsigned bytes, the number of axes), the length of
+An IDX file is a magic number (two zero bytes, the type 0x08 for unsigned bytes, the number of axes), the length of
 each axis as a big-endian 32-bit number, then the values. LeCun, Cortes and Burges, "The MNIST database".
 """
 
@@ -51,8 +51,8 @@ def _load(name: str, raw: Path, class_names: tuple[str, ...]) -> Dataset:
         if len(numbers) != len(pictures):
             raise files.damaged(path, f"{len(pictures)} labels, one for each image", f"{len(numbers)} labels")
         if images and pictures.shape[1:] != images[0].shape[1:]:
-            expected, got = f"images of {images[0].shape[1:]} pixels", f"{pictures.shape[1:]}"
-            raise files.damaged(raw / f"{part}-images-idx3-ubyte", expected, got)
+            expected = f"images of {images[0].shape[1:]} pixels"
+            raise files.damaged(raw / f"{part}-images-idx3-ubyte", expected, f"{pictures.shape[1:]}")
         images.append(pictures)
         labels.append(numbers)
     return Dataset(
@@ -67,7 +67,7 @@ def _load(name: str, raw: Path, class_names: tuple[str, ...]) -> Dataset:
 
 
 def _find(name: str, raw: Path, file: str) -> Path:
-    """Return the path of a file or of its compressed form."""
+    """Return the path of a file, compressed or not."""
     places = [raw / file, raw / f"{file}.gz"]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
@@ -76,33 +76,34 @@ def _find(name: str, raw: Path, file: str) -> Path:
 
 
 def read_idx(path: Path, axes: int, sources: dict[str, str], *, folder: Path) -> np.ndarray:
-    """Read unsigned bytes of ``axes`` axes from an IDX file; a name ending in .gz is decompressed.
+    """Read an array of unsigned bytes with ``axes`` axes from an IDX file, compressed if its name ends in .gz.
 
-    No more is decompressed than the header announces, and never more than ``files.MAX_BYTES``.
+    At most as many bytes are decompressed as the header announces, and never more than ``files.MAX_BYTES``.
 
     Raises:
         DataError: wrong magic number, fewer or more values than announced, damaged compression.
     """
     raw = files.read_bytes(path, sources, folder=folder)
-    plain = io.BytesIO(raw)
-    stream = cast(BinaryIO, gzip.GzipFile(fileobj=plain)) if path.suffix == ".gz" else plain
+    stream: BinaryIO = io.BytesIO(raw)
+    if path.suffix == ".gz":
+        stream = cast(BinaryIO, gzip.GzipFile(fileobj=stream))
     try:
         header = stream.read(4 + 4 * axes)
         shape = _shape(path, header, axes)
         size = math.prod(shape)
         if size > files.MAX_BYTES:
-            raise files.damaged(path, f"at most {files.MAX_BYTES} values", f"{size} announced")
+            raise files.damaged(path, f"at most {files.MAX_BYTES} values", f"{size}")
         values = stream.read(size + 1)
     except (EOFError, OSError, zlib.error) as error:
         raise files.damaged(path, "intact gzip data", f"{type(error).__name__}: {error}") from error
     if len(values) != size:
         got = f"only {len(values)} (truncated)" if len(values) < size else "more"
-        raise files.damaged(path, f"{size} values as its header says", got)
+        raise files.damaged(path, f"{size} values, as its header announces", got)
     return np.frombuffer(values, np.uint8).reshape(shape)
 
 
 def _shape(path: Path, header: bytes, axes: int) -> tuple[int, ...]:
-    """Return the lengths of the axes after a look at the magic number."""
+    """Check the magic number and return the lengths of the axes."""
     magic = struct.pack(">HBB", 0, 8, axes)
     if header[:4] != magic:
         raise files.damaged(path, f"magic number 0x{magic.hex()}", f"0x{header[:4].hex()}")

@@ -1,8 +1,9 @@
-"""MNIST-M: MNIST's digits blended with photographs, 32x32 color pixels. Two layouts in the folder MNIST-M are read.
+"""MNIST-M: MNIST's digits blended with photographs, 32x32 color pixels, in the folder MNIST-M.
 
-The original release: ``mnist_m_train/*.png`` and ``mnist_m_train_labels.txt`` with lines such as ``00000000.png 5``,
-and the same for ``test``. Or arrays of NumPy: ``train_images.npy`` (rows, 32, 32, 3), ``train_labels.npy``, and the
-same for ``test``. Ganin et al. 2016, "Domain-adversarial training of neural networks", JMLR.
+Two layouts are read. The original release: ``mnist_m_train/*.png`` and ``mnist_m_train_labels.txt`` with lines such as
+``00000000.png 5``, and the same for ``test``. Or NumPy arrays: ``train_images.npy`` (rows, 32, 32, 3),
+``train_labels.npy``, and the same for ``test``. Ganin et al. 2016, "Domain-adversarial training of neural networks",
+JMLR.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from fedtailor.data.dataset import Dataset, check_labels
 from fedtailor.data.readers import files
 
 _SHAPE = (32, 32, 3)
-_MAX_PICTURE = 2**16  # bytes of a file; without any compression it has about 3,200
+_MAX_PICTURE = 2**16  # bytes of a file; an uncompressed one has about 3,200
 _LINE = re.compile(r"([0-9A-Za-z_-]{1,64}\.png) ([0-9])")
 _PICKLES = ("*.pt", "*.pth", "*.pkl", "*.pkl.gz", "*.pickle")
 
 
 def load_mnist_m(folder: Path) -> Dataset:
-    """Load MNIST-M from ``folder``/MNIST-M: the original release if it is there, else arrays of NumPy.
+    """Load MNIST-M from ``folder``/MNIST-M: the original release if it exists, else NumPy arrays.
 
-    ``sources`` has one entry for all pictures of a part: SHA-256 over name and content of every file in order.
+    ``sources`` has one entry for all pictures of a part: a SHA-256 over name and content of every file in order.
 
     Raises:
-        DataError: a file is missing or damaged, or there are only pickles.
+        DataError: a file is missing or damaged, or only pickles exist.
     """
     place = folder / "MNIST-M"
     sources: dict[str, str] = {}
@@ -58,17 +59,17 @@ def load_mnist_m(folder: Path) -> Dataset:
 
 
 def _refuse_pickles(place: Path) -> None:
-    """Explain why the files of other releases are not read, where there is nothing else."""
+    """Refuse a folder that holds only the pickles of other releases."""
     if (place / "train_images.npy").is_file():
         return
     pickle = next((path for pattern in _PICKLES for path in sorted(place.rglob(pattern))), None)
     if pickle is not None:
         allowed = "the original release (mnist_m_train_labels.txt and mnist_m_train/*.png) or arrays (train_images.npy)"
-        raise files.damaged(pickle, allowed, "a pickle, which is never read because reading one can run any code")
+        raise files.damaged(pickle, allowed, "a pickle, which is not read because reading it can run any code")
 
 
 def _existing(place: Path, file: str) -> Path:
-    """Return the path of a file that must be there."""
+    """Return the path of a file that must exist."""
     path = place / file
     if not path.is_file():
         raise files.missing("mnist_m", place.parent, [path, place / "mnist_m_train_labels.txt"])
@@ -76,7 +77,7 @@ def _existing(place: Path, file: str) -> Path:
 
 
 def _read_arrays(place: Path, part: str, sources: dict[str, str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return images (rows, 32, 32, 3) and labels (rows,) of two files of NumPy."""
+    """Return images (rows, 32, 32, 3) and labels (rows,) from two NumPy files."""
     path = _existing(place, f"{part}_images.npy")
     images = _read_npy(path, sources, place.parent)
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != _SHAPE or not len(images):
@@ -89,15 +90,15 @@ def _read_arrays(place: Path, part: str, sources: dict[str, str]) -> tuple[np.nd
 
 
 def _read_npy(path: Path, sources: dict[str, str], folder: Path) -> np.ndarray:
-    """Return the array of a file; one with Python objects, which would be a pickle, is refused."""
+    """Return the array of a file. An array of Python objects is refused, since it is stored as a pickle."""
     raw = files.read_bytes(path, sources, folder=folder)
     if not raw.startswith(b"\x93NUMPY"):
-        raise files.damaged(path, "an array file of NumPy (.npy)", f"a file that begins with {raw[:6]!r}")
+        raise files.damaged(path, "a NumPy array file (.npy)", f"a file that begins with {raw[:6]!r}")
     try:
         array = np.load(io.BytesIO(raw), allow_pickle=False)
-    except Exception as error:  # damaged headers end in many kinds of errors
+    except Exception as error:  # damaged headers raise many kinds of exceptions
         raise files.damaged(path, "an intact array of numbers", f"{type(error).__name__}: {error!s:.200}") from error
-    assert isinstance(array, np.ndarray)  # of an archive, which begins otherwise, it would be something else
+    assert isinstance(array, np.ndarray)  # an archive, for which it would not be, begins otherwise
     return array
 
 
@@ -109,7 +110,7 @@ def _read_pictures(place: Path, part: str, sources: dict[str, str]) -> tuple[np.
     digest = hashlib.sha256()
     images = []
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # Pillow only warns of a picture with very many pixels
+        warnings.simplefilter("error")  # Pillow only warns of a picture with too many pixels
         for name in names:
             images.append(_read_picture(folder / name, digest))
     sources[f"{folder.relative_to(place.parent).as_posix()}/*.png"] = digest.hexdigest()
@@ -122,8 +123,8 @@ def _parse_labels(raw: bytes, path: Path) -> tuple[list[str], np.ndarray]:
     for number, line in enumerate(raw.splitlines(), 1):
         match = _LINE.fullmatch(line[:100].decode("latin-1"))
         if match is None or match[1] in names:
-            problem = f"{line[:40]!r}" if match is None else f"'{match[1]}' a second time"
-            raise files.damaged(path, f"a name and a digit such as '00000000.png 5' in line {number}", problem)
+            got = f"{line[:40]!r}" if match is None else f"'{match[1]}' a second time"
+            raise files.damaged(path, f"a name and a digit such as '00000000.png 5' in line {number}", got)
         names[match[1]] = int(match[2])
     if not names:
         raise files.damaged(path, "a line for every image", "no line")
@@ -144,7 +145,7 @@ def _read_picture(path: Path, digest: hashlib._Hash) -> np.ndarray:
             pixels = np.asarray(picture)
     except DataError:
         raise
-    except Exception as error:  # what Pillow raises on a damaged file can be nearly anything
+    except Exception as error:  # Pillow raises almost any exception on damaged files
         raise files.damaged(path, allowed, f"{type(error).__name__}: {error!s:.200}") from error
     digest.update(path.name.encode() + b"\0" + hashlib.sha256(raw).digest())
     return pixels

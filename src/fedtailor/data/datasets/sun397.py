@@ -1,7 +1,7 @@
 """SUN397 as in pFedVEM's experiments: scenes of 64x64 pixels, three superclasses as labels, categories as subclasses.
 
-Pictures are in SUN397/LETTER/CATEGORY/*.jpg. The superclasses are in the hierarchy that the authors publish apart from
-them, the sheet SUN397 of three_levels.xlsx: its second row is ``category``, ``indoor``, ``outdoor, natural``,
+Pictures are in SUN397/LETTER/CATEGORY/*.jpg. The superclasses are in the hierarchy that the authors publish separately,
+the sheet SUN397 of three_levels.xlsx: its second row is ``category``, ``indoor``, ``outdoor, natural``,
 ``outdoor, man-made`` and more, followed by a row for every category, such as ``/a/abbey``, with 0 or 1 in each column.
 It is read as CSV: save that sheet as SUN397/hierarchy_three_levels/three_levels.csv.
 Xiao, Hays, Ehinger, Oliva and Torralba 2010, "SUN database: large-scale scene recognition from abbey to zoo", CVPR;
@@ -28,7 +28,7 @@ _COLUMNS = ("category", *_SUPERCLASSES)
 _CATEGORIES = 50  # of each superclass
 _PICTURES = 100  # of each category
 _SIDE = 64
-_FORMATS = ("JPEG", "PNG", "GIF", "BMP")  # some files named .jpg are none
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP")  # some files named .jpg have another format
 _MAX_ROWS = 2000
 _CATEGORY = re.compile("[a-z](/[0-9A-Za-z_-]{1,80}){1,3}")
 
@@ -36,10 +36,11 @@ _CATEGORY = re.compile("[a-z](/[0-9A-Za-z_-]{1,80}){1,3}")
 def load_sun397(folder: Path) -> Dataset:
     """Load the 150 categories from ``folder``/SUN397.
 
-    Of the categories with exactly one superclass the first 50 of each superclass are taken, in the order of the
-    hierarchy, and of each category the first 100 pictures by the sorted names of files: the first 80 % for training,
+    Among the categories with exactly one superclass, the first 50 of each superclass are taken, in the order of the
+    hierarchy; of each category the first 100 pictures in the order of their file names: the first 80 % for training,
     the others for testing. A picture is cropped to its central square and resized by Pillow's bilinear filter, which
-    averages when it shrinks (the paper names none). With fewer categories or pictures it is marked as a subset.
+    averages when it shrinks (the paper does not name a filter). With fewer categories or pictures the data set is
+    marked as a subset.
 
     Raises:
         DataError: the hierarchy or the folder of a category is missing, or a file is damaged.
@@ -79,11 +80,12 @@ def _read_hierarchy(folder: Path, sources: dict[str, str]) -> tuple[Path, list[d
         raise _missing_hierarchy(folder, places)
     try:
         text = files.read_bytes(path, sources, folder=folder).decode("utf-8-sig")
-        for delimiter in ",;\t":  # a spreadsheet takes what is usual in its language
+        for delimiter in ",;\t":  # spreadsheets use different ones in different languages
             table = list(csv.reader(text.splitlines(), delimiter=delimiter))
             start = next((index for index, row in enumerate(table[:5]) if set(_COLUMNS) <= set(row)), None)
             if start is not None and len(table) <= _MAX_ROWS:
-                return path, [dict(zip(table[start], row, strict=False)) for row in table[start + 1 :] if any(row)]
+                header = table[start]
+                return path, [dict(zip(header, row, strict=False)) for row in table[start + 1 :] if any(row)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise files.damaged(path, "a table as CSV in UTF-8", f"{type(error).__name__}: {error!s:.200}") from error
     columns = ", ".join(map(repr, _COLUMNS))
@@ -92,7 +94,7 @@ def _read_hierarchy(folder: Path, sources: dict[str, str]) -> tuple[Path, list[d
 
 
 def _missing_hierarchy(folder: Path, places: list[Path]) -> DataError:
-    """Return the error for a hierarchy that is not there, or only as a spreadsheet."""
+    """Return the error for a hierarchy that is missing, or exists only as a spreadsheet."""
     for place in places:
         sheet = place.with_suffix(".xlsx")
         if sheet.is_file():
@@ -101,7 +103,7 @@ def _missing_hierarchy(folder: Path, places: list[Path]) -> DataError:
 
 
 def _select(path: Path, rows: list[dict[str, str]]) -> dict[str, int]:
-    """Return the label of every category that is used, in order: the categories of a superclass follow each other."""
+    """Return the label of every category that is used, ordered by superclass."""
     belongs: dict[str, list[int]] = {}
     for row in rows:
         cell = row.get("category", "")
@@ -116,7 +118,7 @@ def _select(path: Path, rows: list[dict[str, str]]) -> dict[str, int]:
     for label, name in enumerate(_SUPERCLASSES):
         only = [category for category, labels in belongs.items() if labels == [label]]
         if not only:
-            raise files.damaged(path, f"a category that is '{name}' and nothing else", "none")
+            raise files.damaged(path, f"a category whose only superclass is '{name}'", "none")
         selected |= dict.fromkeys(only[:_CATEGORIES], label)
     return selected
 
@@ -132,5 +134,7 @@ def _pictures_of(category: str, folder: Path) -> list[Path]:
 
 def _crop_and_resize(image: Image.Image, path: Path) -> Image.Image:
     side = min(image.size)
-    left, top = (image.width - side) // 2, (image.height - side) // 2
-    return image.crop((left, top, left + side, top + side)).resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
+    left = (image.width - side) // 2
+    top = (image.height - side) // 2
+    square = image.crop((left, top, left + side, top + side))
+    return square.resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)

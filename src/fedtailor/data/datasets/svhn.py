@@ -22,7 +22,7 @@ _IMAGE = (32, 32, 3)
 
 
 def load_svhn(folder: Path) -> Dataset:
-    """Load SVHN (cropped digits) from ``folder``/SVHN/train_32x32.mat and test_32x32.mat; the extra part is not used.
+    """Load SVHN (cropped digits) from ``folder``/SVHN/train_32x32.mat and test_32x32.mat, without the extra part.
 
     Raises:
         DataError: a file is missing, damaged or of version 7.3.
@@ -31,7 +31,9 @@ def load_svhn(folder: Path) -> Dataset:
 
 
 def load_syn_digits(folder: Path) -> Dataset:
-    """Load SynDigits from ``folder``/SynthDigits/synth_train_32x32.mat and synth_test_32x32.mat: takes 3 GB of memory.
+    """Load SynDigits from ``folder``/SynthDigits/synth_train_32x32.mat and synth_test_32x32.mat.
+
+    This takes 3 GB of memory.
 
     Raises:
         DataError: a file is missing, damaged or of version 7.3.
@@ -41,7 +43,8 @@ def load_syn_digits(folder: Path) -> Dataset:
 
 def _load(name: str, folder: Path, *parts: str) -> Dataset:
     sources: dict[str, str] = {}
-    images, labels = [], []
+    images = []
+    labels = []
     for part in parts:
         path = folder / part
         if not path.is_file():
@@ -51,7 +54,7 @@ def _load(name: str, folder: Path, *parts: str) -> Dataset:
         labels.append(numbers)
     y = np.concatenate(labels)
     x = np.empty((len(y), *_IMAGE), np.uint8)
-    np.concatenate(images, out=x)  # into the final order of bytes: large data are copied once
+    np.concatenate(images, out=x)  # straight into the final memory layout: large data are copied once
     return Dataset(
         name=name,
         x=x,
@@ -64,7 +67,7 @@ def _load(name: str, folder: Path, *parts: str) -> Dataset:
 
 
 def _read(path: Path, sources: dict[str, str], folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return images (rows, 32, 32, 3), not contiguous, and digits (rows,)."""
+    """Return images (rows, 32, 32, 3), a view that is not contiguous, and digits (rows,)."""
     try:
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -75,7 +78,8 @@ def _read(path: Path, sources: dict[str, str], folder: Path) -> tuple[np.ndarray
             arrays = read_arrays(stream, path, ("X", "y"), max_bytes=_MAX_BYTES)
     except OSError as error:
         raise files.damaged(path, "a file that can be read", error.strerror or str(error)) from error
-    images, labels = arrays["X"], arrays["y"]
+    images = arrays["X"]
+    labels = arrays["y"]
     if images.dtype != np.uint8 or images.shape[:-1] != _IMAGE or not images.size:
         raise files.damaged(path, "'X' as bytes (32, 32, 3, rows)", f"{images.dtype} {images.shape}")
     rows = images.shape[-1]
@@ -85,7 +89,7 @@ def _read(path: Path, sources: dict[str, str], folder: Path) -> tuple[np.ndarray
 
 
 def _digits(path: Path, labels: np.ndarray) -> np.ndarray:
-    """Return labels 0 to 10, which may be whole numbers in floating point, as digits."""
+    """Return the digits for labels from 0 to 10, which may be stored in floating point."""
     whole = labels
     if labels.dtype.kind == "f":
         wrong = np.flatnonzero(~np.isin(labels, np.arange(11)))

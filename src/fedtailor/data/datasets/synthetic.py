@@ -1,9 +1,9 @@
-"""A data set with a known answer: Gaussian classes that every domain shifts in its own way.
+"""A synthetic data set with a known best accuracy: Gaussian classes that are shifted in every domain.
 
 In every domain class k is Gaussian with covariance I around ``class_means()[domain, k]``. The means are ``DISTANCE``
 times ten orthonormal directions, plus a shift that all classes of a domain share: ``SHIFT`` times a sum of these
-directions with random signs. Within a domain the shift takes nothing away, so that the best accuracy is that of
-:func:`best_accuracy`; a classifier that does not know the domain can only do worse.
+directions with random signs. Within a domain the shift changes nothing, so that the best accuracy is that of
+:func:`best_accuracy`; a classifier that does not know the domain cannot do better.
 """
 
 from __future__ import annotations
@@ -16,26 +16,31 @@ from scipy.linalg import hadamard
 
 from fedtailor.data.dataset import Dataset, Normalization
 
-CLASSES, DOMAINS, FEATURES = 10, 20, 16
+CLASSES = 10
+DOMAINS = 20
+FEATURES = 16
 DISTANCE = 3.0
-"""Of a class's mean from the center of its domain, in standard deviations."""
+"""Distance of a class's mean from the center of its domain, in standard deviations."""
 SHIFT = 1.5
-"""Of a domain along each class's direction, in standard deviations."""
+"""Shift of a domain along each class's direction, in standard deviations."""
 
-_TRAIN, _TEST = 24, 6  # of each class in each domain
+_TRAIN = 24  # examples of each class in each domain
+_TEST = 6
 _GRID = 2.0**-10
 _KEY = 2026
 
 
 def load_synthetic(folder: Path) -> Dataset:
-    """Make the 6,000 examples; ``folder`` is not looked at.
+    """Make the 6,000 examples; ``folder`` is ignored.
 
-    They are the same on every machine and with every version of NumPy: made from the bits of Philox, of which no
-    version changes the order, and rounded to multiples of 1/1024, so that last digits of functions do not matter.
-    The first 4,800 are the training part; both parts have as many examples of every class in every domain.
+    The examples are the same on every machine and with every version of NumPy: they are made from the bits of Philox,
+    which do not depend on the version, and rounded to multiples of 1/1024, which hides differences in the last digits
+    of functions. The first 4,800 are the training part; within a part every class of every domain has the same number
+    of examples.
     """
     rows = np.arange((_TRAIN + _TEST) * CLASSES * DOMAINS)
-    domains, labels = rows % DOMAINS, rows // DOMAINS % CLASSES
+    domains = rows % DOMAINS
+    labels = rows // DOMAINS % CLASSES
     # the first bits are the signs of the shifts
     bits = _bits(CLASSES * DOMAINS + len(rows) * FEATURES)[CLASSES * DOMAINS :]
     uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53
@@ -67,8 +72,8 @@ def class_means() -> np.ndarray:
 def best_accuracy() -> float:
     """Return the expected accuracy of the best classifier that knows the domain (Bayes' rule): about 0.90.
 
-    With the noise Z of the right direction, it is right if DISTANCE + Z is above the noise of the nine others:
-    E[Phi(DISTANCE + Z)^9] with Z standard normal, integrated by Gauss and Hermite's rule.
+    It is right if DISTANCE + Z, with the noise Z along the right direction, exceeds the noise along the nine others:
+    E[Phi(DISTANCE + Z)^9] with Z standard normal, integrated by the Gauss-Hermite rule.
     """
     points, weights = np.polynomial.hermite_e.hermegauss(64)
     right = special.ndtr(DISTANCE + points) ** (CLASSES - 1)

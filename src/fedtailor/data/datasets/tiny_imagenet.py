@@ -1,6 +1,6 @@
 """Tiny ImageNet: 200 classes of color photographs of 64x64 pixels, as JPEG files in tiny-imagenet-200.
 
-``wnids.txt`` has the names of the classes, ``words.txt`` what they mean; ``train/WNID/images/*.JPEG`` are the training
+``wnids.txt`` has the names of the classes, ``words.txt`` their meanings; ``train/WNID/images/*.JPEG`` are the training
 part; ``val/images/*.JPEG`` with ``val/val_annotations.txt`` (file, class and box of an object in each line) serve as
 test part, because the labels of the folder ``test`` are not published. Le and Yang 2015, "Tiny ImageNet visual
 recognition challenge", Stanford CS 231N.
@@ -28,8 +28,8 @@ _ANNOTATION = re.compile(r"([0-9A-Za-z_-]{1,64}\.JPEG)\t(n[0-9]{8})(?:\t[0-9]{1,
 def load_tiny_imagenet(folder: Path) -> Dataset:
     """Load Tiny ImageNet from ``folder``/tiny-imagenet-200: 1.4 GB of pixels.
 
-    Labels follow the order of ``wnids.txt`` and rows within a class the sorted names of files; test rows follow the
-    sorted names of files. Gray images become RGB. With fewer images than published it is marked as a subset.
+    Labels follow the order of ``wnids.txt``; rows within a class, and test rows, follow the sorted names of files. Gray
+    images become RGB. With fewer images than published the data set is marked as a subset.
 
     Raises:
         DataError: a file is missing or damaged, a picture has another size, a folder is not in ``wnids.txt``, or a
@@ -93,9 +93,9 @@ def _read_wnids(path: Path, lines: list[str]) -> dict[str, int]:
 
 
 def _read_words(path: Path, lines: list[str], wnids: dict[str, int]) -> list[str]:
-    """Return what each class means, by label."""
+    """Return the meaning of each class, by label."""
     names: dict[str, str] = {}
-    for match in _matches(path, lines, _WORDS.fullmatch, "a class, a tabulator and its meaning"):
+    for match in _matches(path, lines, _WORDS.fullmatch, "a class, a tab and its meaning"):
         wnid, name = match.groups()
         if wnid in wnids and (wnid in names or not name.isprintable()):
             raise files.damaged(path, "one printable meaning for each class", f"{match[0][:80]!r}")
@@ -111,9 +111,9 @@ def _training_pictures(place: Path, wnids: dict[str, int], folder: Path) -> list
     strange = sorted(path.name for path in place.glob("[!.]*") if path.is_dir() and path.name not in wnids)
     if strange:
         raise files.damaged(place, "folders of classes in wnids.txt", repr(strange[0][:80]))
-    pictures = [
-        (path, label) for wnid, label in wnids.items() for path in list_pictures(place / wnid / "images", ".JPEG")
-    ]
+    pictures = []
+    for wnid, label in wnids.items():
+        pictures += [(path, label) for path in list_pictures(place / wnid / "images", ".JPEG")]
     if not pictures:
         first = next(iter(wnids))
         raise files.missing("tiny_imagenet", folder, [place / first / "images" / f"{first}_0.JPEG"])
@@ -122,7 +122,7 @@ def _training_pictures(place: Path, wnids: dict[str, int], folder: Path) -> list
 
 def _test_pictures(path: Path, lines: list[str], wnids: dict[str, int]) -> list[tuple[Path, int]]:
     """Return path and label of every picture of the folder beside the annotations."""
-    what = "a file without any folder, a class and four numbers, separated by tabulators,"
+    what = "a file name without a folder, a class and four numbers, separated by tabs,"
     labels: dict[str, int] = {}
     for match in _matches(path, lines, _ANNOTATION.fullmatch, what):
         if match[2] not in wnids:

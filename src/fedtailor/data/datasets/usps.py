@@ -1,4 +1,4 @@
-"""USPS: gray digits of 16x16 pixels, as text in the format of libsvm compressed by bzip2, where torchvision puts them.
+"""USPS: gray digits of 16x16 pixels, as libsvm text compressed by bzip2, in torchvision's folder.
 
 A line is a label from 1 (digit 0) to 10 (digit 9) and 256 pairs ``index:value``, indices 1 to 256, values -1 to 1.
 Hull 1994, "A database for handwritten text recognition research", IEEE TPAMI.
@@ -26,13 +26,14 @@ _LINE = re.compile(rb"\d{1,2}(?: %b){256} ?" % _PAIR)
 def load_usps(folder: Path) -> Dataset:
     """Load USPS from ``folder``/USPS/usps.bz2 and usps.t.bz2.
 
-    A value v becomes ``(v + 1) / 2 * 255`` without its fraction, in float32, as with torchvision.
+    A value v becomes the whole part of ``(v + 1) / 2 * 255``, in float32, as in torchvision.
 
     Raises:
         DataError: a file is missing or damaged; the message names the line.
     """
     sources: dict[str, str] = {}
-    images, labels = [], []
+    images = []
+    labels = []
     for file in ("usps.bz2", "usps.t.bz2"):
         path = folder / "USPS" / file
         if not path.is_file():
@@ -53,7 +54,7 @@ def load_usps(folder: Path) -> Dataset:
 
 
 def _decompress(raw: bytes, path: Path) -> bytes:
-    """Return the text of a file; no more than ``_MAX_TEXT`` is decompressed."""
+    """Return the text of a file; at most ``_MAX_TEXT`` bytes are decompressed."""
     try:
         text = bz2.BZ2File(io.BytesIO(raw)).read(_MAX_TEXT + 1)
     except (OSError, EOFError, ValueError) as error:
@@ -70,11 +71,15 @@ def _parse(lines: list[bytes], path: Path) -> tuple[np.ndarray, np.ndarray]:
     for number, line in enumerate(lines, 1):
         if not _LINE.fullmatch(line):
             raise _bad_line(path, number, line)
-    # every line has 513 numbers now; numpy reads them many times faster than float() would
+    # every line has 513 numbers here; numpy reads them many times faster than float()
     numbers = np.fromstring(b" ".join(lines).replace(b":", b" "), np.float32, sep=" ").reshape(len(lines), -1)
-    labels, indices, values = numbers[:, 0], numbers[:, 1::2], numbers[:, 2::2]
-    good = (indices == np.arange(1, _PIXELS + 1)).all(axis=1) & (np.abs(values) <= 1).all(axis=1)
-    wrong = np.flatnonzero(~good | (labels < 1) | (labels > 10))
+    labels = numbers[:, 0]
+    indices = numbers[:, 1::2]
+    values = numbers[:, 2::2]
+    good_labels = (labels >= 1) & (labels <= 10)
+    good_indices = (indices == np.arange(1, _PIXELS + 1)).all(axis=1)
+    good_values = (np.abs(values) <= 1).all(axis=1)
+    wrong = np.flatnonzero(~(good_labels & good_indices & good_values))
     if len(wrong):
         raise _bad_line(path, int(wrong[0]) + 1, lines[wrong[0]])
     images = ((values + 1) / 2 * 255).astype(np.uint8).reshape(-1, 16, 16, 1)
@@ -82,15 +87,17 @@ def _parse(lines: list[bytes], path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bad_line(path: Path, number: int, line: bytes) -> DataError:
-    """Return the error for a line, with the first thing in it that is wrong."""
+    """Return the error for a line, which names its first problem."""
     allowed = f"in line {number} a label from 1 to 10 and {_PIXELS} pairs index:value, values from -1 to 1"
-    label, *pairs = line[: 100 * _PIXELS].split() or [b""]
+    words = line[: 100 * _PIXELS].split()
+    label = words[0] if words else b""
+    pairs = words[1:]
     if not re.fullmatch(rb"0?[1-9]|10", label):
         return files.damaged(path, allowed, f"the label {label[:40]!r}")
     for index, pair in enumerate(pairs[:_PIXELS], 1):
         match = re.fullmatch(_PAIR, pair)
         if match is None or int(match[1]) != index or abs(float(match[2])) > 1:
-            return files.damaged(path, allowed, f"{pair[:40]!r} where index {index} should be")
+            return files.damaged(path, allowed, f"{pair[:40]!r} in place of index {index}")
     if len(pairs) != _PIXELS:
         return files.damaged(path, allowed, f"{len(pairs)} pairs")
-    return files.damaged(path, allowed, "other white space than single blanks")
+    return files.damaged(path, allowed, "white space other than single spaces")

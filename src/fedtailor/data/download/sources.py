@@ -1,7 +1,8 @@
 """The table of sources: the published files of known data sets, with their checksums.
 
 Most authors, and torchvision, give an MD5; the table has a SHA-256 where it is known. Both detect damage; only SHA-256
-detects a deliberate change. Sources: torchvision 0.2x (``torchvision/datasets``) and the authors' pages.
+detects a deliberate change. Addresses and checksums are from torchvision 0.2x (``torchvision/datasets``) and the
+authors' pages.
 """
 
 from __future__ import annotations
