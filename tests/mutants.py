@@ -339,6 +339,12 @@ class OnboardsInSecret(FedAvg):
         return Onboarded((), 3)
 
 
+class OnboardsWithFewerSteps(Local):
+    def onboard(self, task, download, info, data, key):
+        onboarded = super().onboard(task, download, info, data, key)
+        return onboarded._replace(steps=onboarded.steps - 1)
+
+
 class FewerSteps(Changed):
     def change(self, update, task, download, data, key):
         return update._replace(metrics={"steps": update.metrics["steps"] - 1})
@@ -377,50 +383,54 @@ MUTANTS = {
         "the upload has fields ['extra', 'model'] instead of ['model']. Send upload={\"model\": Mean(",
     ],
     WrongShape: ["field 'model': 'head.bias' has shape (3, 1) instead of (3,)"],
-    WrongWeight: ["client 1 (training examples: 2)", "'model' is sent with weight 1", 'weight="num_train", which is 2'],
+    WrongWeight: ["client 1 (2 training examples)", "'model' is sent with weight 1", 'weight="num_train", which is 2'],
     StateAppears: ["The client state changes its structure", "'rounds'", "init_client"],
     ServerTypeChanges: [
         "The server state changes its structure",
-        "'rounds' is () of torch.float64 and () of torch.int64",
+        "'rounds' is of shape () and type torch.float64 from init_server, but of shape () and type torch.int64 from",
     ],
     Item: ["several clients at once", ".item()", "mutants.py, line LINE, change"],
     Branch: ["several clients at once", "data-dependent control flow", "mutants.py, line LINE, change", "torch.where"],
     Indexing: ["several clients at once", "mutants.py, line LINE, indexing_loss", "boolean indexing"],
     Unweighted: ["stacked in blocks of 3", "round 1, train, client", "weighted_mean"],
     CountsRows: ["Examples of weight 0 in a client's list", "data.info"],
-    EmptyIsNaN: ["client 5 (training examples: 0)", "personalize", "not finite, in the personal model", "clamp(min=1)"],
-    FailsIfEmpty: ["client 5 (training examples: 0)", "IndexError", "mutants.py, line LINE, personalize"],
+    EmptyIsNaN: ["client 5 (0 training examples)", "personalize", "not finite in the personal model", "clamp(min=1)"],
+    FailsIfEmpty: ["client 5 (0 training examples)", "IndexError", "mutants.py, line LINE, personalize"],
     WholeTable: ["personalize", "depends on test examples", "data.train.rows"],
     OthersData: ["local_update", "depends on the examples of client 6"],
     NoSteps: ["reports no metric 'steps'", "trained.steps"],
-    HalfSteps: ["metric 'steps' is 2.5, which is no number of steps"],
+    HalfSteps: ["metric 'steps' is 2.5, which is not a number of steps"],
     PlainMetric: ["metric 'steps' is not a single number"],
     Counter: ["Two runs with the same seed differ", "ClientUpdate.state"],
     Remembers: ["The attribute 'last' of the algorithm changed"],
     RemembersTensors: ["The attribute 'last' of the algorithm changed"],
     Assigns: ["does not run", "cannot assign to field 'last'", "mutants.py, line LINE, change"],
     Stands: ["Personal models learn nothing", "aggregate"],
-    Untrained: ["Models of clients that never took part are not trained", "onboard"],
+    Untrained: ["Models of clients that never took part in training are not trained", "onboard"],
     OtherOnboarding: ["OtherOnboarding does not run", "onboard must return Onboarded(state, steps), got dict"],
-    UndeclaredDownload: ["broadcast sends 'rounds' of shape ()", "messages declares no such field"],
-    NotSentDown: ["messages declares that clients receive a value of shape ()", "broadcast sends none"],
-    SameSeed: ["the same personal model from another seed"],
+    UndeclaredDownload: ["broadcast returns 'rounds' of shape ()", "messages declares no such field"],
+    NotSentDown: ["messages declares that clients receive a value of shape ()", "broadcast does not return one"],
+    SameSeed: ["With another seed, client 0 (1 training example) gets the same personal model"],
     NoBuffers: ["Field 'model' of messages", "statistics of batch normalization", "running_mean"],
-    RowsForNobody: ["A row of Download.per_client changes its structure: '.' is (2,)", "and (7, 2)"],
+    RowsForNobody: [
+        "What a client receives as download.per_client changes its structure: '.' is of shape (2,)",
+        "but of shape (7, 2)",
+    ],
     BadDefault: ["BadDefault cannot be built: BadDefault.share must be >= 0 and <= 1, got 2.0."],
     Undecorated: ["lacks the decorator @dataclass(frozen=True, kw_only=True)"],
     Unfinished: ["lacks local_update, personalize"],
-    EqualWeights: ["client 1 (training examples: 2)", "must be 1, as declared. Send Mean(value, torch.ones(()))"],
+    EqualWeights: ["client 1 (2 training examples)", "must be 1, as declared. Send Mean(value, torch.ones(()))"],
     FailsAtOnce: ["FailsAtOnce does not run: AttributeError", "mutants.py, line LINE, messages"],
-    OtherArguments: ["aggregate takes (self, task, server, received), must be (self, server, received, cohort)"],
-    Misspelled: ["onbaord is never called; perhaps 'onboard' is meant."],
+    OtherArguments: ["aggregate takes (self, task, server, received) but must take (self, server, received, cohort)"],
+    Misspelled: ["onbaord is never called; perhaps you meant 'onboard'."],
     NotAnnotated: ["annotate it, mu: float = 0.1"],
     NoProperty: ["write @property above it"],
     TunesInSecret: ["personalize trains on a client's data", "adaptation is empty"],
     OnboardsInSecret: ["onboard trains on a client's data (3 steps)", "onboarding is empty"],
-    FewerSteps: ["reports 1 'steps', but train took 2"],
-    SinglePrecision: ["a model: 'hidden.weight' is of type torch.float32", "runs in float64"],
-    SinglePrecisionSent: ["an upload: 'model/hidden.weight' is of type torch.float16", "runs in float64"],
+    OnboardsWithFewerSteps: ["onboard returns", "but train took", "Return Onboarded(state, trained.steps)"],
+    FewerSteps: ["reports 1 as metric 'steps', but train took 2 steps"],
+    SinglePrecision: ["a model in which 'hidden.weight' is of type torch.float32", "runs in float64"],
+    SinglePrecisionSent: ["an upload in which 'model/hidden.weight' is of type torch.float16", "runs in float64"],
     Bare: ["sent as dict, declared as mean. Send Mean(value, data.info.num_train)"],
     TorchRandom: ["randomness", "mutants.py, line LINE, change", "fedtailor.core.noise` with the key"],
 }

@@ -109,20 +109,22 @@ def test_steps_of_new_clients_count_what_onboarding_says(algorithm, model="modul
 
 @cases("structure", models=("mlp", "module"))
 def test_structures_are_stable_over_rounds(algorithm, model):
-    one, seen = spied(build(algorithm))
+    one, observed = spied(build(algorithm))
     federation = small_federation(model)
     run(one, Reference(), federation)
-    task, info, key = federation.common_task, federation.info(0), new_key(0)
+    task = federation.common_task
+    info = federation.info(0)
+    key = new_key(0)
     initial = {
-        "server": one.init_server(task, key),
-        "state": one.init_client(task, info, key),
-        "own": one.init_per_client(task, info, key),
-        "personal": seen["personal"][0],
+        "server_state": one.init_server(task, key),
+        "client_state": one.init_client(task, info, key),
+        "per_client": one.init_per_client(task, info, key),
+        "personal": observed.values["personal"][0],
     }
-    assert all(seen.values())
-    for what, values in seen.items():
-        for value in values:
-            assert structure(value) == structure(initial[what]), what
+    for kind, first in initial.items():
+        assert observed.values[kind], kind
+        for value in observed.values[kind]:
+            assert structure(value) == structure(first), kind
 
 
 @pytest.mark.parametrize("engine", [Reference(), Batched(3)], ids=lambda engine: engine.name)

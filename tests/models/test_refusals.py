@@ -178,7 +178,7 @@ def test_a_head_that_is_not_the_last_layer_is_refused_until_it_is_named():
         def forward(self, x):
             return self.fc(x.flatten(1))
 
-    assert "head=... names another one" in refused(TwoHeads())
+    assert "pass head=... to choose another layer" in refused(TwoHeads())
     model = from_module(TwoHeads(), input_shape=SHAPE, num_classes=4, head="fc")
     assert model.groups["fc.weight"] == "head" and model.groups["auxiliary.weight"] == "body"
 

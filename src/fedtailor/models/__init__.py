@@ -16,13 +16,13 @@ __all__ = ["MODELS", "ModelEntry", "build_model", "default_model"]
 
 
 class ModelEntry(NamedTuple):
-    """A line of the table of models."""
+    """An entry of the table of models."""
 
     description: str
     function: str
-    """Where ``function(input_shape, num_classes, **options)`` is, as ``package.module:function``."""
+    """The function ``function(input_shape, num_classes, **options)``, as ``package.module:function``."""
     shape: tuple[int, int, int]
-    """Shape of the inputs that it was made for."""
+    """Shape of the inputs that the model was designed for."""
 
 
 MODELS: Mapping[str, ModelEntry] = {
@@ -69,26 +69,26 @@ def build_model(
     """Build a model from a name of the table, or from a user's function ``package.module:function``.
 
     The function is called as ``function(input_shape, num_classes, **options)`` and returns a ``torch.nn.Module``,
-    or a model. It runs with PyTorch's CPU generator seeded the same way every time, so that what it draws itself is
+    or a model. It runs with PyTorch's CPU generator seeded the same way every time: random numbers that it draws are
     the same at every site.
 
-    A module is wrapped by ``fedtailor.from_module`` and loses its weights: every run draws new ones from its seed. A
-    function whose module is pretrained returns ``from_module(module, ..., init="given")``, which keeps them.
+    A module is wrapped by ``fedtailor.from_module`` and loses its weights: every run draws new ones from its seed. To
+    keep pretrained weights, return ``from_module(module, ..., init="given")``.
 
     Raises:
-        ConfigError: an unknown name or option, a function that cannot be found or fails, or a model that cannot be
+        ConfigError: the name or an option is unknown, the function cannot be found or fails, or the model cannot be
             used with these inputs.
 
     Example:
         >>> build_model("mlp", (1, 28, 28), 10, {"hidden": 20}).feature_dim
         20
     """
-    shape, options = tuple(input_shape), options or {}
+    shape = tuple(input_shape)
+    options = options or {}
     if ":" not in spec:
         name = find_name("model", spec, MODELS, key="model.name")
-        model: Model = call_function(
-            find_target(MODELS[name].function, what="model", key="model.name"), name, shape, num_classes, options
-        )
+        built_in = find_target(MODELS[name].function, what="model", key="model.name")
+        model: Model = call_function(built_in, name, shape, num_classes, options)
         return model
     from fedtailor.core.rng import new_key
     from fedtailor.models.generator import seeded_generator
@@ -101,13 +101,20 @@ def build_model(
 
 
 def default_model(input_shape: tuple[int, ...]) -> str:
-    """Return the name of the model for inputs of a shape: a convolutional network for images, ``mlp`` for the rest.
+    """Return the name of the default model for inputs of a shape.
 
-    Images of at least 32 x 32 pixels get ``cifar_cnn``, smaller ones ``emnist_cnn`` unless they are too small for it.
+    Images of at least 32 x 32 pixels get ``cifar_cnn``, images of at least 12 x 12 pixels ``emnist_cnn``, and all
+    other inputs ``mlp``.
 
     Example:
         >>> default_model((3, 32, 32)), default_model((1, 16, 16)), default_model((1, 8, 8)), default_model((64,))
         ('cifar_cnn', 'emnist_cnn', 'mlp', 'mlp')
     """
-    side = min(input_shape[1:], default=0) if len(input_shape) == 3 else 0
-    return "cifar_cnn" if side >= 32 else "emnist_cnn" if side >= 12 else "mlp"
+    if len(input_shape) != 3:
+        return "mlp"
+    smaller_side = min(input_shape[1:])
+    if smaller_side >= 32:
+        return "cifar_cnn"
+    if smaller_side >= 12:
+        return "emnist_cnn"
+    return "mlp"

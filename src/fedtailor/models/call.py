@@ -1,4 +1,4 @@
-"""Calling a model function of the user: options checked, every failure a sentence."""
+"""Calls of a user's model function, with checked options and readable errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def call_function(
     """Call ``function(input_shape, num_classes, **options)``.
 
     Raises:
-        ConfigError: an option the function does not take, or an exception of the function (which is chained).
+        ConfigError: the function does not take an option, or raises an exception, which is chained.
     """
     _check_options(function, target, options)
     try:
@@ -28,15 +28,17 @@ def call_function(
     except FedtailorError:
         raise
     except (Exception, SystemExit) as error:
-        shape = f"{target}({input_shape}, {num_classes}{''.join(f', {k}={v!r}' for k, v in options.items())})"
-        message = f"the call {shape} raised {type(error).__name__}: {error}"
+        arguments = [str(input_shape), str(num_classes), *(f"{name}={value!r}" for name, value in options.items())]
+        call = f"{target}({', '.join(arguments)})"
+        message = f"the call {call} raised {type(error).__name__}: {error}"
         raise refuse_target(message, target, key="model.name") from error
 
 
 def _check_options(function: Callable[..., Any], target: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that a function does not take."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:  # some functions written in C have none
+    except ValueError:  # some functions written in C have no signature
         return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
@@ -44,8 +46,9 @@ def _check_options(function: Callable[..., Any], target: str, options: Mapping[s
     for option in options:
         if option not in names:
             known = f"Known: {', '.join(names)}." if names else "It takes none."
+            hint = did_you_mean(option, names) or "."
             raise ConfigError(
-                f"unknown option '{option}' of model '{target}'{did_you_mean(option, names) or '.'} {known}",
+                f"unknown option '{option}' of model '{target}'{hint} {known}",
                 key=f"model.options.{option}",
                 allowed=names,
                 got=option,

@@ -1,7 +1,7 @@
 """The two convolutional networks of the FedPAC and pFedFDA papers, for 28 x 28 and 32 x 32 images.
 
-A stage is convolution, max-pool 2/2, leaky ReLU. The papers activate before they pool; leaky ReLU rises
-everywhere, so it commutes with the maximum: the outputs are the same numbers for a quarter of the work.
+A stage is convolution, max-pool 2/2, leaky ReLU. The papers activate before they pool. Leaky ReLU is increasing, so
+it commutes with the maximum: the outputs are the same numbers, at a quarter of the cost.
 Xu et al. 2023, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration" (ICLR);
 Mclaughlin and Su 2024, "Personalized Federated Learning via Feature Distribution Adaptation" (NeurIPS).
 """
@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Params
+from fedtailor.models.images import check_images
 from fedtailor.models.layers import LinearHeadModel, Shape
 
 FEATURE_DIM = 128
@@ -40,7 +40,7 @@ CIFAR_STAGES = (Stage(16, 5), Stage(32, 5, padding=1), Stage(64, 3, padding=1))
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
-    """Apply one stage; images whose memory is laid out channels last stay so."""
+    """Apply one stage; images that lie channels last in memory stay so."""
     return F.leaky_relu(F.max_pool2d(F.conv2d(x, weight, bias, padding=padding), 2), SLOPE)
 
 
@@ -69,40 +69,36 @@ class ConvolutionalNetwork(LinearHeadModel):
 
 
 def emnist_cnn(input_shape: Shape, num_classes: int) -> ConvolutionalNetwork:
-    """Build the two-stage network; made for 28 x 28 images, larger and somewhat smaller ones work.
+    """Build the two-stage network; designed for 28 x 28 images; larger and slightly smaller ones work, too.
 
     Raises:
-        ConfigError: the inputs are no images, or too small.
+        ConfigError: the inputs are not images, or too small.
     """
     return ConvolutionalNetwork("emnist_cnn", EMNIST_STAGES, tuple(input_shape), num_classes)
 
 
 def cifar_cnn(input_shape: Shape, num_classes: int) -> ConvolutionalNetwork:
-    """Build the three-stage network; made for 32 x 32 images, larger and somewhat smaller ones work.
+    """Build the three-stage network; designed for 32 x 32 images; larger and slightly smaller ones work, too.
 
     Raises:
-        ConfigError: the inputs are no images, or too small.
+        ConfigError: the inputs are not images, or too small.
     """
     return ConvolutionalNetwork("cifar_cnn", CIFAR_STAGES, tuple(input_shape), num_classes)
 
 
 def _output_sizes(name: str, stages: Sequence[Stage], input_shape: Shape) -> tuple[int, int]:
-    """Return height and width after the last stage, or say what the network needs."""
-    sizes = [_output_size(stages, size) for size in input_shape[1:]]
-    if len(sizes) != 2 or min(sizes) < 1:
-        smallest = next(size for size in range(1, 1000) if _output_size(stages, size) >= 1)
-        allowed = f"images (channels, height, width) of at least {smallest} x {smallest} pixels"
-        shape = ", ".join(str(size) for size in input_shape)
-        raise ConfigError(
-            f"model '{name}' needs {allowed}, got inputs of shape ({shape}).",
-            key="model.name",
-            allowed=allowed,
-            got=f"({shape})",
-        )
-    return sizes[0], sizes[1]
+    """Return height and width after the last stage.
+
+    Raises:
+        ConfigError: the inputs are not images, or too small.
+    """
+    smallest = next(size for size in range(1, 1000) if _output_size(stages, size) >= 1)
+    _, height, width = check_images(name, input_shape, smallest)
+    return _output_size(stages, height), _output_size(stages, width)
 
 
 def _output_size(stages: Sequence[Stage], size: int) -> int:
+    """Return height or width after the last stage; 0 if the image is too small."""
     for stage in stages:
         size = stage.output_size(size)
         if size < 1:

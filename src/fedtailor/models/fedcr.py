@@ -1,8 +1,8 @@
-"""The networks of the FedCR paper: two hidden layers of 1024 units, behind nothing or two convolution stages.
+"""The networks of the FedCR paper: two hidden layers of 1024 units, alone or after two convolution stages.
 
 Zhang et al. 2023, "FedCR: Personalized Federated Learning Based on Across-Client Common Representation with
 Conditional Mutual Information Regularization", ICML. These are the deterministic networks that the paper's baselines
-train; a stochastic algorithm puts its Gaussian layer between the 1024 features and the head
+train. A stochastic algorithm puts its Gaussian layer between the 1024 features and the head
 (:class:`fedtailor.statistics.bottleneck.GaussianModel`).
 """
 
@@ -15,19 +15,19 @@ from typing import Annotated
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import Range, check_value
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Params
 from fedtailor.models.cnn import Stage
+from fedtailor.models.images import check_images
 from fedtailor.models.layers import LinearHeadModel, Shape
 
 FEATURE_DIM = 1024
-SMALLEST_SIDE = 16  # pixels of height and width that two stages leave something of
+SMALLEST_SIDE = 16  # pixels: the smallest height and width for two stages
 
 
 class WideNetwork(LinearHeadModel):
-    """Convolution stages ``conv1``, ``conv2``, if any, and layers ``hidden1``, ``hidden2``, all with ReLU; the head."""
+    """Convolution stages ``conv1``, ``conv2``, if any; layers ``hidden1``, ``hidden2``; ReLU after each; the head."""
 
     def __init__(self, stages: Sequence[Stage], input_shape: Shape, num_classes: int) -> None:
         self.stages = tuple(stages)
@@ -39,7 +39,8 @@ class WideNetwork(LinearHeadModel):
             shape = [stage.channels, *(stage.output_size(size) for size in shape[1:])]
         width = math.prod(shape)
         for name in ("hidden1", "hidden2"):
-            body[f"{name}.weight"], body[f"{name}.bias"] = (FEATURE_DIM, width), (FEATURE_DIM,)
+            body[f"{name}.weight"] = (FEATURE_DIM, width)
+            body[f"{name}.bias"] = (FEATURE_DIM,)
             width = FEATURE_DIM
         super().__init__(body, FEATURE_DIM, num_classes)
 
@@ -47,7 +48,7 @@ class WideNetwork(LinearHeadModel):
         """Return features (n, 1024) and no buffers."""
         for number, stage in enumerate(self.stages, start=1):
             x = F.conv2d(x, params[f"conv{number}.weight"], params[f"conv{number}.bias"], padding=stage.padding)
-            x = F.relu(F.max_pool2d(x, 2))  # in the other order the numbers are the same, for four times the work
+            x = F.relu(F.max_pool2d(x, 2))  # the other order gives the same numbers at four times the cost
         z = x.flatten(1)
         for name in ("hidden1", "hidden2"):
             z = F.relu(F.linear(z, params[f"{name}.weight"], params[f"{name}.bias"]))
@@ -60,18 +61,12 @@ def fedcr_mlp(input_shape: Shape, num_classes: int) -> WideNetwork:
 
 
 def fedcr_cnn(input_shape: Shape, num_classes: int, *, channels1: int = 64, channels2: int = 64) -> WideNetwork:
-    """Build the convolutional network of CIFAR; for Fashion-MNIST the released code has 4 and 12 channels.
+    """Build the convolutional network of CIFAR; the authors' code for Fashion-MNIST has 4 and 12 channels.
 
     Raises:
-        ConfigError: the inputs are no images or too small, or a number of channels is no whole number >= 1.
+        ConfigError: the inputs are not images or too small, or a number of channels is not a whole number >= 1.
     """
-    for name, channels in (("channels1", channels1), ("channels2", channels2)):
-        check_value(channels, Annotated[int, Range(ge=1)], key=f"model.options.{name}")
-    shape = tuple(input_shape)
-    if len(shape) != 3 or min(shape[1:]) < SMALLEST_SIDE:
-        allowed = f"images (channels, height, width) of at least {SMALLEST_SIDE} x {SMALLEST_SIDE} pixels"
-        got = f"({', '.join(str(size) for size in shape)})"
-        raise ConfigError(
-            f"model 'fedcr_cnn' needs {allowed}, got inputs of shape {got}.", key="model.name", allowed=allowed, got=got
-        )
+    check_value(channels1, Annotated[int, Range(ge=1)], key="model.options.channels1")
+    check_value(channels2, Annotated[int, Range(ge=1)], key="model.options.channels2")
+    shape = check_images("fedcr_cnn", input_shape, SMALLEST_SIDE)
     return WideNetwork((Stage(channels1, 5), Stage(channels2, 5)), shape, num_classes)

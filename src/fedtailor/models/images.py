@@ -1,4 +1,4 @@
-"""The check of built-in models that their inputs are images, and large enough."""
+"""The check that the inputs of a built-in model are images, and large enough."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from fedtailor.models.layers import Shape
 
 
 def check_images(name: str, input_shape: Shape, smallest: int = 1) -> Shape:
-    """Return the shape (channels, height, width) of images for the model ``name``.
+    """Return the shape (channels, height, width) of the inputs of the model ``name``.
 
     Raises:
-        ConfigError: the inputs are no images, or have fewer than ``smallest`` pixels of height or width.
+        ConfigError: the inputs are not images, or have a height or width of fewer than ``smallest`` pixels.
     """
     shape = tuple(input_shape)
     if len(shape) == 3 and min(shape[1:]) >= smallest:

@@ -1,4 +1,4 @@
-"""What the built-in models share: initialization from a key, and the linear head."""
+"""Initialization from a key, and the base of the built-in models with a linear head."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Shape = tuple[int, ...]
 
 
 def default_init(shapes: Mapping[str, Shape], key: Key) -> Params:
-    """Draw weights and biases of linear and convolution layers as PyTorch does by default.
+    """Draw weights and biases of linear and convolution layers from PyTorch's default distribution.
 
-    ``LAYER.weight`` and ``LAYER.bias`` are uniform within +-1/sqrt(fan-in), the distribution of
-    ``torch.nn.Linear`` and ``torch.nn.Conv2d``. Each name has its own stream of random numbers, which agree
-    between default dtypes up to rounding.
+    ``LAYER.weight`` and ``LAYER.bias`` are uniform within +-1/sqrt(fan-in), as in ``torch.nn.Linear`` and
+    ``torch.nn.Conv2d``. Each name has its own stream of random numbers. They are the same in every default dtype up
+    to rounding.
     """
     params: Params = {}
     for name, shape in shapes.items():
@@ -34,7 +34,7 @@ def default_init(shapes: Mapping[str, Shape], key: Key) -> Params:
 class LinearHeadModel(ABC):
     """A model without buffers whose head is one linear layer, ``head.weight`` and ``head.bias``.
 
-    Subclasses give the body's shapes and ``features``; together they satisfy ``core.task.Model``.
+    Subclasses define the shapes of the body, and ``features``; they satisfy ``core.task.Model``.
     """
 
     norm: frozenset[str] = frozenset()

@@ -1,8 +1,8 @@
 """The two convolutional networks of the pFedVEM paper, for 32 x 32 images and for images of any size.
 
 Zhu et al. 2023, "Confidence-Aware Personalized Federated Learning via Variational Expectation Maximization" (CVPR).
-The paper activates before it pools; ReLU never falls, so it commutes with the maximum: the outputs are the same
-numbers for a quarter of the work.
+The paper activates before it pools. ReLU never decreases, so it commutes with the maximum: the outputs are the same
+numbers, at a quarter of the cost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedtailor.models.layers import LinearHeadModel, Shape
 
 LENET_STAGES = (Stage(16, 5), Stage(32, 5))
 LENET_WIDTHS = (120, 84)
-LENET_SMALLEST = 16  # pixels of height and width that two stages leave something of
+LENET_SMALLEST = 16  # pixels: the smallest height and width for two stages
 CNN6_CHANNELS = (32, 64, 128, 256, 100)
 
 
@@ -36,7 +36,8 @@ class LeNet(LinearHeadModel):
             shape = [stage.channels, *(stage.output_size(size) for size in shape[1:])]
         inputs = math.prod(shape)
         for number, width in enumerate(LENET_WIDTHS, start=1):
-            body[f"hidden{number}.weight"], body[f"hidden{number}.bias"] = (width, inputs), (width,)
+            body[f"hidden{number}.weight"] = (width, inputs)
+            body[f"hidden{number}.bias"] = (width,)
             inputs = width
         super().__init__(body, inputs, num_classes)
 
@@ -61,7 +62,8 @@ class SixLayerNetwork(LinearHeadModel):
         body: dict[str, Shape] = {}
         inputs = input_shape[0]
         for number, channels in enumerate(CNN6_CHANNELS, start=1):
-            body[f"conv{number}.weight"], body[f"conv{number}.bias"] = (channels, inputs, 3, 3), (channels,)
+            body[f"conv{number}.weight"] = (channels, inputs, 3, 3)
+            body[f"conv{number}.bias"] = (channels,)
             inputs = channels
         super().__init__(body, inputs, num_classes)
 
@@ -69,15 +71,17 @@ class SixLayerNetwork(LinearHeadModel):
         """Return features (n, 100) and no buffers."""
         for number in range(1, len(CNN6_CHANNELS) + 1):
             x = F.conv2d(x, params[f"conv{number}.weight"], params[f"conv{number}.bias"], padding=1)
-            x = F.relu(F.max_pool2d(x, 2, padding=1) if number < len(CNN6_CHANNELS) else x)
+            if number < len(CNN6_CHANNELS):
+                x = F.max_pool2d(x, 2, padding=1)
+            x = F.relu(x)
         return x.mean((2, 3)), {}
 
 
 def lenet(input_shape: Shape, num_classes: int) -> LeNet:
-    """Build the network of CIFAR-10; made for 32 x 32 images, larger and somewhat smaller ones work.
+    """Build the network of CIFAR-10; designed for 32 x 32 images; larger and slightly smaller ones work, too.
 
     Raises:
-        ConfigError: the inputs are no images, or too small.
+        ConfigError: the inputs are not images, or too small.
     """
     return LeNet(check_images("lenet", input_shape, LENET_SMALLEST), num_classes)
 
@@ -86,6 +90,6 @@ def cnn6(input_shape: Shape, num_classes: int) -> SixLayerNetwork:
     """Build the network of CIFAR-100 (32 x 32) and SUN397 (64 x 64), for images of any size.
 
     Raises:
-        ConfigError: the inputs are no images.
+        ConfigError: the inputs are not images.
     """
     return SixLayerNetwork(check_images("cnn6", input_shape), num_classes)

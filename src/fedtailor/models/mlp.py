@@ -1,4 +1,4 @@
-"""A perceptron with one hidden layer, whose activations are the features."""
+"""A perceptron with one hidden layer; its activations are the features."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Perceptron(LinearHeadModel):
 
 
 def mlp(input_shape: Shape, num_classes: int, *, hidden: int = 100) -> Perceptron:
-    """Build a perceptron; ``hidden`` is the width of its one hidden layer.
+    """Build a perceptron; ``hidden`` is the width of its hidden layer.
 
     Raises:
-        ConfigError: ``hidden`` is no whole number >= 1.
+        ConfigError: ``hidden`` is not a whole number >= 1.
     """
     check_value(hidden, Annotated[int, Range(ge=1)], key="model.options.hidden")
     return Perceptron(tuple(input_shape), num_classes, hidden)

@@ -30,22 +30,22 @@ def from_module(
 ) -> ModuleModel:
     """Wrap a copy of a module as a functional model.
 
-    The head is a linear layer whose output is the module's output; its input is the feature vector. Dropout
-    becomes keyed; BatchNorm counts rows of weight > 0 only and hands its statistics back. Small forward passes
-    check the rest: the outputs are the module's own, nothing else draws random numbers or changes buffers,
-    and padding rows do not change other rows.
+    The head is a linear layer whose output is the module's output; its input is the feature vector. Dropout draws
+    from keys. BatchNorm counts only rows of weight > 0 and returns its new statistics. Small forward passes check
+    that the outputs are the module's own, that nothing else draws random numbers or changes buffers, and that padding
+    rows do not change other rows.
 
-    By default the weights that the module has now are thrown away: a run starts from new ones, drawn from its seed.
-    Pass ``init="given"`` if they matter, because they are pretrained or set by the module's ``__init__``.
+    By default the weights of the module are not kept: a run starts from new ones, drawn from its seed. Pass
+    ``init="given"`` to keep them, for example because they are pretrained or set by the module's ``__init__``.
 
     Args:
-        module: takes (n, *input_shape), gives logits (n, num_classes); never changed.
+        module: maps (n, *input_shape) to logits (n, num_classes); it does not change.
         input_shape: shape of one example.
         num_classes: number of classes.
         head: name of the head, such as ``"fc"``; default: the last ``nn.Linear`` with ``num_classes`` outputs.
-        name: what to call the model in messages; default: the module's class.
+        name: name of the model in messages; default: the module's class.
         init: ``"reset"``: every layer's ``reset_parameters`` with the run's seed, see :meth:`ModuleModel.init`;
-            ``"given"``: the values the module has now, for every seed.
+            ``"given"``: the current values of the module, for every seed.
 
     Raises:
         ConfigError: the module cannot be used; the message names the layer and the reason.
@@ -69,16 +69,16 @@ def from_module(
         model = ModuleModel(template, find_head(name, template, num_classes, head), init)
         probe.check_randomness(name, model.skeleton, x, training=True)
         probe.check_equal(name, model, x, expected)
-        probe.check_state(name, model.skeleton, x)
+        probe.check_constants(name, model.skeleton, x)
         probe.check_padding(name, model, x)
     return model
 
 
 def wrap(result: Any, *, input_shape: tuple[int, ...], num_classes: int, name: str) -> Model:
-    """Return a model as it is, and a module wrapped by :func:`from_module`, to be initialized by each run's seed.
+    """Return a model unchanged, and a module wrapped by :func:`from_module`; each run's seed initializes it.
 
     Raises:
-        ConfigError: ``result`` is neither; or the module cannot be used.
+        ConfigError: ``result`` is neither a model nor a module, or the module cannot be used.
     """
     if isinstance(result, nn.Module):
         return from_module(result, input_shape=input_shape, num_classes=num_classes, name=name)

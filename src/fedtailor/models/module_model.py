@@ -28,7 +28,7 @@ NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RM
 
 
 class _Skeletons(threading.local):
-    """The modules of this thread: a call swaps parameters into a module, so threads must not share one."""
+    """The modules of this thread: a call puts parameters into a module, so threads must not share it."""
 
     def __init__(self) -> None:
         self.of: WeakKeyDictionary[ModuleModel, dict[tuple[torch.dtype, torch.device], nn.Module]]
@@ -42,7 +42,7 @@ class ModuleModel:
     """A functional model around a module; built by ``from_module``, satisfies ``core.task.Model``.
 
     Parameters keep the module's names. Parameters with ``requires_grad=False``, and buffers other than those of
-    batch normalization, are constants of the model: neither trained nor sent.
+    batch normalization, are constants of the model: they are neither trained nor sent.
     """
 
     def __init__(self, template: nn.Module, head_name: str, start: Start) -> None:
@@ -55,7 +55,7 @@ class ModuleModel:
         self.groups = {name: self._group(entry) for name, entry in owned.items()}
         self.norm = frozenset(name for name, entry in owned.items() if isinstance(entry.layer, NORM_LAYERS))
         self.skeleton = body_skeleton(template, head_name)
-        """The module without its head; never run itself, threads copy it."""
+        """The module without its head; threads run copies of it."""
         self._template = template
         self._start = start
         self._body = [name for name, group in self.groups.items() if group != "head"]
@@ -66,15 +66,15 @@ class ModuleModel:
         return "head" if entry.layer_name == self.head_name else "body"
 
     def values(self) -> Params:
-        """Return the values that the user's module came with, in torch's default dtype."""
+        """Return the values of the user's module, in torch's default dtype."""
         return _values(self._template)
 
     def init(self, key: Key) -> Params:
-        """Return the parameters that training starts from, as ``from_module(..., init=...)`` asked.
+        """Return initial parameters in torch's default dtype, as ``from_module(..., init=...)`` says.
 
-        ``"given"``: :meth:`values`, whatever the key. ``"reset"``: every layer's ``reset_parameters``, with randomness
-        from the key. Layers reset before the modules that contain them, so ``reset_parameters`` of the user's own
-        module runs last. Parameters that no such method sets keep the values that the user's module came with.
+        ``"given"``: :meth:`values`, for every key. ``"reset"``: every layer's ``reset_parameters``, with randomness
+        from the key. Layers are reset before the modules that contain them, so ``reset_parameters`` of the user's own
+        module runs last. Parameters that no such method sets keep the values of the user's module.
         """
         if self._start == "given":
             return outside_transforms(self.values)
@@ -82,7 +82,7 @@ class ModuleModel:
         return dict(zip(self.groups, values, strict=True))
 
     def features(self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool) -> tuple[Tensor, Params]:
-        """Return features (n, d), and in training the new statistics of batch normalization."""
+        """Return features (n, d), and in training the new buffers of batch normalization."""
         skeleton = self._thread_skeleton(x.dtype, x.device)
         if skeleton.training != training:
             skeleton.train(training)
@@ -97,21 +97,22 @@ class ModuleModel:
         return F.linear(z, params[f"{prefix}weight"], params.get(f"{prefix}bias"))
 
     def _thread_skeleton(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
-        """Return this thread's own module; only its constants matter, parameters are swapped in."""
-        mine = _skeletons.of.setdefault(self, {})
-        if (dtype, device) not in mine:
-            mine[dtype, device] = outside_transforms(lambda: copy.deepcopy(self.skeleton).to(device, dtype))
-        return mine[dtype, device]
+        """Return this thread's module; it holds the constants, every call puts the parameters in."""
+        modules = _skeletons.of.setdefault(self, {})
+        if (dtype, device) not in modules:
+            modules[dtype, device] = outside_transforms(lambda: copy.deepcopy(self.skeleton).to(device, dtype))
+        return modules[dtype, device]
 
 
 def _values(module: nn.Module) -> Params:
+    """Return a copy of what is trained or tracked in a module, in torch's default dtype."""
     dtype = torch.get_default_dtype()
     owned = owned_tensors(module).items()
     return {name: entry.tensor.detach().to(dtype, copy=True).contiguous() for name, entry in owned}
 
 
 def outside_transforms(function: Callable[[], T]) -> T:
-    """Run a function that ``torch.func`` transforms must not touch: in a thread of its own, where none is active."""
+    """Run a function without the active ``torch.func`` transforms: in a new thread, which has none."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function).result()
 
@@ -150,7 +151,7 @@ class _FreshValues(torch.autograd.Function):
 
 
 def _fresh_values(template: nn.Module) -> Params:
-    """Return the values of a copy whose layers were reset; drawn in float32, so that default dtypes agree."""
+    """Return the values of a copy with reset layers; drawn in float32, so that they are the same in every dtype."""
     module = copy.deepcopy(template).float()
     with torch.no_grad():
         module.apply(_reset)
@@ -158,7 +159,7 @@ def _fresh_values(template: nn.Module) -> Params:
 
 
 def _reset(layer: nn.Module) -> None:
-    """Reset a layer's own parameters; attention and transformers call their method ``_reset_parameters``."""
+    """Reset a layer's own parameters; in attention and transformers the method is ``_reset_parameters``."""
     for method in ("reset_parameters", "_reset_parameters"):
         if callable(getattr(layer, method, None)):
             getattr(layer, method)()

@@ -1,11 +1,10 @@
-"""What a user's module is checked for before it trains: small forward passes, and refusals by name."""
+"""Checks of a user's module with small forward passes, before it trains."""
 
 from __future__ import annotations
 
 import copy
 import random
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,96 +26,96 @@ def examples(input_shape: tuple[int, ...]) -> Tensor:
 
 
 def outputs(name: str, module: nn.Module, x: Tensor, num_classes: int) -> Tensor:
-    """Return the module's own logits in evaluation mode; lazy layers take their shapes here."""
+    """Return the module's own logits in evaluation mode; lazy layers get their shapes here."""
     logits = _run(name, lambda: module(x.clone()), x)
-    if not isinstance(logits, Tensor) or logits.shape != (len(x), num_classes):
-        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise refusal(
-            name, f"it must return logits of shape ({len(x)}, {num_classes}) for {len(x)} examples, got {got}"
-        )
+    expected = (len(x), num_classes)
+    if not isinstance(logits, Tensor) or logits.shape != expected:
+        reason = f"it must return logits of shape {expected} for {len(x)} examples, got {_kind(logits)}"
+        raise refusal(name, reason)
     return logits
 
 
 def check_equal(name: str, model: ModuleModel, x: Tensor, expected: Tensor) -> None:
-    """Check that head and body together are the module."""
-    params, ones = model.values(), torch.ones(len(x))
-    run = partial(model.features, params, weight=ones, key=new_key(0), training=False)
-    z, _ = _run(name, lambda: run(x.clone()), x)
+    """Check that the head applied to the body's features gives the module's logits."""
+    params = model.values()
+    z, _ = _run(name, lambda: _features(model, params, x, torch.ones(len(x)), training=False), x)
     advice = (
-        f"nothing may follow the head '{model.head_name}' (softmax belongs to the loss); head=... names another one"
+        f"nothing may follow the head '{model.head_name}' (softmax belongs in the loss); "
+        "pass head=... to choose another layer"
     )
-    expected_shape = (len(x), model.feature_dim)
-    if not isinstance(z, Tensor) or z.shape != expected_shape:
-        got = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
-        raise refusal(name, f"without its head it must return features {expected_shape}, got {got}; {advice}")
+    shape = (len(x), model.feature_dim)
+    if not isinstance(z, Tensor) or z.shape != shape:
+        raise refusal(name, f"without its head it must return features of shape {shape}, got {_kind(z)}; {advice}")
     if not _close(model.head(params, z), expected):
         raise refusal(name, f"its output is not its head applied to the features before it; {advice}")
 
 
 def check_randomness(name: str, module: nn.Module, x: Tensor, *, training: bool) -> None:
-    """Check that a forward pass draws no random numbers; in training give the skeleton, whose dropout is keyed."""
-    watched = copy.deepcopy(module).train(training)
+    """Check that a forward pass draws no random numbers; for training pass the skeleton, whose dropout is keyed."""
+    observed = copy.deepcopy(module).train(training)
     drawing: list[str] = []
-    for prefix, layer in watched.named_modules():
-        _watch_randomness(layer, prefix, drawing)
+    for layer_name, layer in observed.named_modules():
+        _observe_draws(layer, layer_name, drawing)
     with calling(Call(torch.ones(len(x)), new_key(0))):
-        _run(name, lambda: watched(x.clone()), x)
+        _run(name, lambda: observed(x.clone()), x)
     if drawing:
         raise refusal(
             name,
-            f"{_layer(watched, drawing[0])} draws random numbers that no key controls "
+            f"{_layer(observed, drawing[0])} draws random numbers that no key controls "
             "(nn.Dropout and nn.Dropout1d/2d/3d are supported, as layers of their own)",
         )
 
 
-def check_state(name: str, skeleton: nn.Module, x: Tensor) -> None:
+def check_constants(name: str, skeleton: nn.Module, x: Tensor) -> None:
     """Check that a forward pass in training changes no buffers or parameters."""
-    watched = copy.deepcopy(skeleton).train()
+    module = copy.deepcopy(skeleton).train()
     generator = torch.Generator().manual_seed(1)
-    for parameter in watched.parameters():  # moved, so that buffers which have converged to them move too
+    for parameter in module.parameters():  # so that buffers that have converged to the parameters change, too
         parameter.detach().mul_(1 + 0.1 * torch.rand(parameter.shape, generator=generator))
-    before = {key: tensor.detach().clone() for key, tensor in _state(watched).items()}
+    before = {path: tensor.detach().clone() for path, tensor in _tensors(module).items()}
     with calling(Call(torch.ones(len(x)), new_key(0))):
-        _run(name, lambda: watched(x.clone()), x)
-    for key, tensor in _state(watched).items():
-        if not torch.equal(tensor, before[key]):
-            owner, _, last = key.rpartition(".")
+        _run(name, lambda: module(x.clone()), x)
+    for path, tensor in _tensors(module).items():
+        if not torch.equal(tensor, before[path]):
+            layer_name, _, last = path.rpartition(".")
             raise refusal(
                 name,
-                f"{_layer(watched, owner)} changes its '{last}' in a forward pass "
-                "(only BatchNorm may, whose statistics are kept per client)",
+                f"{_layer(module, layer_name)} changes its '{last}' in a forward pass "
+                "(only BatchNorm may: its statistics are kept per client)",
             )
 
 
 def check_padding(name: str, model: ModuleModel, x: Tensor) -> None:
     """Check that a row of weight 0 changes neither the other rows nor the buffers."""
-    params, real = model.values(), len(x) - 1
+    params = model.values()
+    real = len(x) - 1
     weight = torch.cat([torch.ones(real), torch.zeros(1)])
-
-    def features(rows: int) -> tuple[Tensor, dict[str, Tensor]]:
-        return model.features(params, x[:rows].clone(), weight=weight[:rows], key=new_key(0), training=True)
-
     with torch.no_grad():
-        alone, padded = _run(name, lambda: features(real), x), _run(name, lambda: features(real + 1), x)
-    buffers = all(_close(value, alone[1][key]) for key, value in padded[1].items())
-    if not buffers or not _close(padded[0][:real], alone[0]):
+        z, buffers = _run(name, lambda: _features(model, params, x[:real], weight[:real], training=True), x)
+        padded_z, padded_buffers = _run(name, lambda: _features(model, params, x, weight, training=True), x)
+    same_buffers = all(_close(value, buffers[path]) for path, value in padded_buffers.items())
+    if not same_buffers or not _close(padded_z[:real], z):
         raise refusal(
             name, "in training the features of an example depend on the other rows of its batch, even on padding"
         )
 
 
+def _features(
+    model: ModuleModel, params: dict[str, Tensor], x: Tensor, weight: Tensor, *, training: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
+    return model.features(params, x.clone(), weight=weight, key=new_key(0), training=training)
+
+
 def _run(name: str, function: Callable[[], Any], x: Tensor) -> Any:
-    """Run a part of the module; what it raises becomes a sentence."""
+    """Run a part of the module; an exception becomes a sentence."""
     try:
         with torch.no_grad():
             return function()
     except ConfigError:
         raise
     except Exception as error:
-        shape = tuple(x.shape)
-        raise refusal(
-            name, f"a forward pass on inputs of shape {shape} raises {type(error).__name__}: {error}"
-        ) from error
+        reason = f"a forward pass on inputs of shape {tuple(x.shape)} raises {type(error).__name__}: {error}"
+        raise refusal(name, reason) from error
 
 
 def _close(result: Tensor, expected: Tensor) -> bool:
@@ -125,29 +124,37 @@ def _close(result: Tensor, expected: Tensor) -> bool:
     return torch.allclose(result, expected, rtol=1e-4, atol=1e-4 * max(scale, 1e-6), equal_nan=True)
 
 
-def _state(module: nn.Module) -> dict[str, Tensor]:
+def _kind(value: Any) -> str:
+    """Return the shape of a tensor, or the type of anything else."""
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _layer(module: nn.Module, name: str) -> str:
-    """Return how to name a layer in a message."""
+    """Return a layer in words."""
     kind = type(module.get_submodule(name)).__name__
     return f"layer '{name}' ({kind})" if name else f"its own forward ({kind})"
 
 
-def _random_state() -> list[object]:
+def _random_states() -> list[object]:
     """Return the states of the generators that a module could draw from: PyTorch, numpy, Python."""
     state = np.random.get_state(legacy=False)
     return [torch.get_rng_state().tolist(), repr(state), state["state"]["key"].tobytes(), random.getstate()]
 
 
-def _watch_randomness(layer: nn.Module, name: str, drawing: list[str]) -> None:
-    """Record the layer's name if its forward pass draws; inner layers come first."""
-    states: list[object] = []
-    layer.register_forward_pre_hook(lambda module, inputs: states.append(_random_state()))
+def _observe_draws(layer: nn.Module, name: str, drawing: list[str]) -> None:
+    """Add the layer's name to ``drawing`` when its forward pass draws; inner layers come first."""
+    before: list[object] = []
+
+    def remember(module: nn.Module, inputs: Any) -> None:
+        before.append(_random_states())
 
     def compare(module: nn.Module, inputs: Any, output: Any) -> None:
-        if states.pop() != _random_state():
+        if before.pop() != _random_states():
             drawing.append(name)
 
+    layer.register_forward_pre_hook(remember)
     layer.register_forward_hook(compare)

@@ -1,8 +1,8 @@
-"""ResNet-18 with group normalization that has one scale and one shift per group, for images of any size.
+"""ResNet-18 with group normalization, with one scale and one shift per group, for images of any size.
 
 He et al. 2016, "Deep Residual Learning for Image Recognition" (CVPR), with the stem for ImageNet; Wu and He 2018,
-"Group Normalization" (ECCV). A group is 32 channels, as in the networks of the FedLDA experiments; the usual layer
-has a scale and a shift per channel, 9,600 parameters in place of 300.
+"Group Normalization" (ECCV). A group has 32 channels, as in the networks of the FedLDA experiments. The usual layer
+has a scale and a shift per channel: 9,600 parameters instead of 300.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GROUP_SIZE = 32  # channels
 
 
 class Block(NamedTuple):
-    """Two convolutions and a sum; where the size changes, the other summand goes through a convolution too."""
+    """Two convolutions, added to the input; if the size changes, to a convolution of the input."""
 
     name: str
     inputs: int
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
     @property
     def projects(self) -> bool:
-        """Whether the input changes its size before it is added."""
+        """Whether a convolution changes the size of the input before it is added."""
         return self.stride != 1 or self.inputs != self.channels
 
 
@@ -57,8 +57,14 @@ BLOCKS = _blocks()
 
 def group_norm(params: Params, name: str, x: Tensor) -> Tensor:
     """Normalize (n, channels, height, width) within groups of channels, then scale and shift each group."""
-    scale, shift = (params[f"{name}.{kind}"][:, None].expand(-1, GROUP_SIZE).flatten() for kind in ("weight", "bias"))
+    scale = _by_channel(params[f"{name}.weight"])
+    shift = _by_channel(params[f"{name}.bias"])
     return F.group_norm(x, x.shape[1] // GROUP_SIZE, scale, shift)
+
+
+def _by_channel(by_group: Tensor) -> Tensor:
+    """Return a number per channel (channels,) from a number per group (groups,)."""
+    return by_group[:, None].expand(-1, GROUP_SIZE).flatten()
 
 
 def residual(params: Params, block: Block, x: Tensor) -> Tensor:
@@ -96,9 +102,10 @@ class ResNet18(LinearHeadModel):
         self.norm = frozenset(name for name in body if "norm" in name)
 
     def init(self, key: Key) -> Params:
-        """Return fresh parameters: convolutions normal with the deviation sqrt(2 / fan-out) (He et al. 2015, ICCV).
+        """Return fresh parameters in torch's default dtype.
 
-        Scales are 1, shifts 0; the head is PyTorch's default. Each name has its own stream of random numbers.
+        Convolutions are normal with standard deviation sqrt(2 / fan-out) (He et al. 2015, ICCV), scales are 1, shifts
+        are 0, and the head has PyTorch's default. Each name has its own stream of random numbers.
         """
         params: Params = {}
         for name, shape in self.shapes.items():
@@ -115,16 +122,16 @@ class ResNet18(LinearHeadModel):
     def features(self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool) -> tuple[Tensor, Params]:
         """Return features (n, 512) and no buffers."""
         x = group_norm(params, "norm", F.conv2d(x, params["conv.weight"], stride=2, padding=3))
-        x = F.relu(F.max_pool2d(x, 3, stride=2, padding=1))  # in the other order the same numbers, for more work
+        x = F.relu(F.max_pool2d(x, 3, stride=2, padding=1))  # the other order gives the same numbers at a higher cost
         for block in BLOCKS:
             x = residual(params, block, x)
         return x.mean((2, 3)), {}
 
 
 def resnet18_gn(input_shape: Shape, num_classes: int) -> ResNet18:
-    """Build the network; made for 64 x 64 images, others work.
+    """Build the network; designed for 64 x 64 images; other sizes work, too.
 
     Raises:
-        ConfigError: the inputs are no images.
+        ConfigError: the inputs are not images.
     """
     return ResNet18(check_images("resnet18_gn", input_shape), num_classes)

@@ -1,7 +1,7 @@
-"""Layers that stand in for those of a user's module whose behavior depends on more than their input.
+"""Substitutes for layers of a user's module whose behavior depends on more than their input.
 
-Dropout draws from the key of the call, batch normalization looks at the weights of the examples and hands its
-new statistics back. Both reach the call through a variable of the thread, since threads train at the same time.
+Dropout draws from the key of the call. Batch normalization uses the weights of the examples and returns its new
+statistics. Both find the call in a variable of the thread, because threads train at the same time.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 @dataclass
 class Call:
-    """One call to a model's ``features``: what came in besides parameters and inputs, and what goes out."""
+    """One call of a model's ``features``: its arguments besides parameters and inputs, and its new buffers."""
 
     weight: Tensor  # (n,)
     key: Key
     buffers: Params = field(default_factory=dict)
     """Statistics updated so far, by name."""
     draws: dict[str, int] = field(default_factory=dict)
-    """How often a dropout layer has drawn, by name: a layer that is used twice drops twice."""
+    """Number of draws of every dropout layer so far, by name: a layer that is used twice draws twice."""
 
     def next_key(self, layer: str) -> Key:
         """Return the key of a layer's next draw."""
-        count = self.draws[layer] = self.draws.get(layer, -1) + 1
-        return self.key.fold(f"dropout/{layer}/{count}")
+        number = self.draws.get(layer, 0)
+        self.draws[layer] = number + 1
+        return self.key.fold(f"dropout/{layer}/{number}")
 
 
 class _Current(threading.local):
@@ -51,7 +52,8 @@ _current = _Current()
 @contextmanager
 def calling(call: Call) -> Iterator[None]:
     """Make ``call`` the current one of this thread."""
-    before, _current.call = _current.call, call
+    before = _current.call
+    _current.call = call
     try:
         yield
     finally:
@@ -61,14 +63,14 @@ def calling(call: Call) -> Iterator[None]:
 def current_call() -> Call:
     """Return the current call of this thread."""
     if _current.call is None:
-        raise RuntimeError("this layer belongs to a fedtailor model and runs within its features() only")
+        raise RuntimeError("this layer belongs to a fedtailor model and runs only within its features()")
     return _current.call
 
 
 class KeyedDropout(nn.Module):
     """Dropout whose mask depends on the key of the call and the position of an entry.
 
-    ``channels``: drop whole channels (second axis) rather than single entries. The mask starts with the axis of
+    ``channels``: drop whole channels (second axis) instead of single entries. The first axis of the mask is that of
     the examples, so that padding rows at the end change nothing.
     """
 
@@ -79,7 +81,7 @@ class KeyedDropout(nn.Module):
         self.channels = channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop entries in training; the others grow by 1/(1 - rate)."""
+        """Drop entries in training and divide the others by 1 - rate."""
         if not self.training or self.rate == 0:
             return x
         if self.rate == 1:
@@ -93,9 +95,9 @@ class WeightedBatchNorm(nn.Module):
     """Batch normalization over the rows of weight > 0; new running statistics go to the call.
 
     As in PyTorch, the batch is normalized by the biased variance, and the running variance follows the unbiased
-    one. Where a channel has a single value in the batch (PyTorch raises), the output is the layer's bias and
-    the running variance stays; with no row of weight > 0 all statistics stay. Parameters and buffers have the
-    names of the original; ``num_batches_tracked`` may be a float.
+    variance. If a channel has a single value in the batch (PyTorch raises an error), the output is the layer's bias
+    and the running variance stays the same; without rows of weight > 0 all statistics stay the same. Parameters and
+    buffers have their original names; ``num_batches_tracked`` may be a float.
     """
 
     running_mean: Tensor | None
@@ -113,12 +115,13 @@ class WeightedBatchNorm(nn.Module):
             self.register_buffer(buffer, getattr(original, buffer))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize (n, channels, ...) by the statistics of the batch, or the running ones in evaluation."""
+        """Normalize (n, channels, ...) by the statistics of the batch, in evaluation by the running statistics."""
         broadcast = (1, -1, *(1 for _ in x.shape[2:]))
         if self.training or self.running_mean is None or self.running_var is None:
             centered, var = self._center(x, broadcast)
         else:
-            centered, var = x - self.running_mean.view(broadcast), self.running_var
+            centered = x - self.running_mean.view(broadcast)
+            var = self.running_var
         scale = torch.rsqrt(var + self.eps)
         if self.weight is not None:
             scale = scale * self.weight
@@ -126,7 +129,7 @@ class WeightedBatchNorm(nn.Module):
         return result if self.bias is None else result + self.bias.view(broadcast)
 
     def _center(self, x: Tensor, broadcast: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Return ``x`` less the mean of the real rows, and their biased variance; record running statistics."""
+        """Return ``x`` minus the mean of the real rows, and their biased variance; update the running statistics."""
         real = _row_weights(x, current_call().weight) > 0
         mask = real.view(-1, *(1 for _ in x.shape[1:]))
         axes = [axis for axis in range(x.dim()) if axis != 1]
@@ -140,7 +143,7 @@ class WeightedBatchNorm(nn.Module):
         return centered, squares / divisor
 
     def _track(self, count: Tensor, mean: Tensor, squares: Tensor) -> None:
-        """Record running statistics after a batch of ``count`` values per channel."""
+        """Put running statistics after a batch of ``count`` values per channel into the call."""
         buffers = current_call().buffers
         before = {
             name: buffers.get(self.prefix + name, getattr(self, name))
@@ -148,15 +151,17 @@ class WeightedBatchNorm(nn.Module):
         }
         batches = torch.where(count > 0, before["num_batches_tracked"] + 1, before["num_batches_tracked"])
         rate = 1 / batches.clamp(min=1) if self.momentum is None else self.momentum
-        values = {"running_mean": (mean, count > 0), "running_var": (squares / (count - 1).clamp(min=1), count > 1)}
-        for name, (value, known) in values.items():
-            old = before[name]
-            buffers[self.prefix + name] = torch.where(known, old + rate * (value - old), old)
+        old_mean = before["running_mean"]
+        new_mean = old_mean + rate * (mean - old_mean)
+        old_var = before["running_var"]
+        new_var = old_var + rate * (squares / (count - 1).clamp(min=1) - old_var)
+        buffers[self.prefix + "running_mean"] = torch.where(count > 0, new_mean, old_mean)
+        buffers[self.prefix + "running_var"] = torch.where(count > 1, new_var, old_var)
         buffers[self.prefix + "num_batches_tracked"] = batches
 
 
 def _row_weights(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the weight of each row of ``x``, whose rows are examples or several consecutive rows per example."""
+    """Return the weight of each row of ``x``: an example has one row, or several consecutive rows."""
     repeats, rest = divmod(x.shape[0], weight.shape[0])
     if rest:
         raise ValueError(f"batch normalization of {x.shape[0]} rows, but the batch has {weight.shape[0]} examples")
@@ -164,7 +169,7 @@ def _row_weights(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def substitute(name: str, layer: nn.Module) -> nn.Module | None:
-    """Return what stands in for a layer, or None if it can stay. Subclasses with code of their own stay."""
+    """Return the substitute for a layer, or None if the layer can stay; subclasses of these layers stay."""
     if type(layer) in ENTRY_DROPOUTS + CHANNEL_DROPOUTS:
         assert isinstance(layer, nn.modules.dropout._DropoutNd)
         return KeyedDropout(name, layer.p, channels=type(layer) in CHANNEL_DROPOUTS)

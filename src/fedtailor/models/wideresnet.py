@@ -1,6 +1,6 @@
 """The wide residual network of depth 16 and width 2, for images of any size.
 
-Zagoruyko and Komodakis 2016, "Wide Residual Networks" (BMVC), without dropout. The paper normalizes batches; the
+Zagoruyko and Komodakis 2016, "Wide Residual Networks" (BMVC), without dropout. The paper uses batch normalization. The
 default here is group normalization (Wu and He 2018, "Group Normalization", ECCV), which needs no running statistics:
 those of clients with different data have no meaningful average.
 """
@@ -27,7 +27,7 @@ LARGEST_NUMBER_OF_GROUPS = 8
 
 
 class Block(nn.Module):
-    """Twice normalization, ReLU, convolution; added to the input, or where the size changes to a projection of it."""
+    """Normalization, ReLU and convolution, twice; added to the input, or to its projection if the size changes."""
 
     def __init__(self, inputs: int, channels: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -39,11 +39,11 @@ class Block(nn.Module):
         self.shortcut = nn.Conv2d(inputs, channels, 1, stride, bias=False) if projects else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (n, channels, height / stride, width / stride), rounded up; a projection sees the activated input."""
+        """Return (n, channels, height / stride, width / stride), rounded up; it projects the activated input."""
         active = F.relu(self.norm1(x))
         y = self.conv2(F.relu(self.norm2(self.conv1(active))))
-        summand = x if self.shortcut is None else self.shortcut(active)
-        result: Tensor = y + summand
+        shortcut = x if self.shortcut is None else self.shortcut(active)
+        result: Tensor = y + shortcut
         return result
 
 
@@ -77,16 +77,16 @@ def norm_layer(norm: Norm, channels: int) -> nn.Module:
 
 
 def wideresnet16(input_shape: Shape, num_classes: int, *, norm: Norm = "group") -> ModuleModel:
-    """Build the network; made for 32 x 32 images, others work. Layers start as PyTorch's own.
+    """Build the network; designed for 32 x 32 images; other sizes work, too. Layers have PyTorch's initialization.
 
     Args:
         input_shape: (channels, height, width).
         num_classes: number of classes.
-        norm: ``"group"``: groups of channels, 8 at most; ``"batch"``: batch normalization, whose statistics count
-            the rows of weight > 0 only.
+        norm: ``"group"``: group normalization with at most 8 groups; ``"batch"``: batch normalization, with
+            statistics of the rows of weight > 0 only.
 
     Raises:
-        ConfigError: the inputs are no images, or there is no such ``norm``.
+        ConfigError: the inputs are not images, or ``norm`` is unknown.
     """
     check_value(norm, Norm, key="model.options.norm")
     shape = check_images("wideresnet16", input_shape)

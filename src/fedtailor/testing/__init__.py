@@ -1,1 +1,1 @@
-"""The contract that every algorithm keeps, as checks that run on a small federation and speak in sentences."""
+"""The contract that every algorithm keeps: checks that run on small federations and report problems in sentences."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 from fedtailor.core.message import Field, Messages, Problem
 
 FEW = (
-    "Clients may have 0, 1 or 2 examples, or a single class: divide by counts that are clamped (`clamp(min=1)`), take "
-    "`weighted_mean`, and leave everything as received where there is nothing to learn from"
+    "Clients may have 0, 1 or 2 examples, or a single class: divide by clamped counts (`clamp(min=1)`), use "
+    "`weighted_mean`, and return what was received if there is nothing to learn from"
 )
-FLOAT64 = (
-    "The check runs in float64: leave out `.half()`, `.float()` and `dtype=`, and keep the type of what is received"
-)
+FLOAT64 = "The check runs in float64: do not use `.half()`, `.float()` or `dtype=`; keep the type of received tensors"
 _WEIGHTS = {"num_train": "data.info.num_train", "class_counts": "data.info.class_counts", "equal": "torch.ones(())"}
 _WORDS_OF_TYPE_ERRORS = ("dtype", "Half", "Float but", "Double")
 
@@ -32,7 +30,7 @@ def advice(problem: Problem, messages: Messages) -> str:
 def advice_on_error(error: BaseException) -> str:
     """Return what to do about an exception, as a sentence to append; empty if there is no advice.
 
-    PyTorch raises RuntimeError for tensors of different types, as for much else: only its words tell them apart.
+    PyTorch raises a RuntimeError for tensors of different types, as for much else: only its words tell them apart.
     """
     if any(word in str(error) for word in _WORDS_OF_TYPE_ERRORS):
         return f" {FLOAT64}."

@@ -1,9 +1,8 @@
-"""The algorithm under examination, and its runs on the small federations."""
+"""The algorithm that is checked, and its runs on the small federations."""
 
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -21,9 +20,9 @@ from fedtailor.core.message import Problem
 from fedtailor.core.task import Task, Training
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.quarantine import problem_with_output
+from fedtailor.testing import federations
 from fedtailor.testing.engines import Guarding, NotStacked, Strict
-from fedtailor.testing.federations import convolutional, federation, module, perceptron
-from fedtailor.testing.isolation import disturb
+from fedtailor.testing.isolation import seed_globally
 from fedtailor.testing.runs import (
     Disagreement,
     Trace,
@@ -34,45 +33,40 @@ from fedtailor.testing.runs import (
     run,
     scores_of,
 )
-from fedtailor.testing.spy import SOURCES, Notes, Seen, spied
+from fedtailor.testing.spy import SOURCES, Observations, spied
 
 TRAINING = Training(epochs=2, batch_size=5, lr=0.05, momentum=0.5, weight_decay=0.01, clip_norm=3.0)
-"""Shorter last batches, momentum, decay and clipping: whatever padding and stacking could spoil."""
+"""Shorter last batches, momentum, decay and clipping: everything that padding and stacking could break."""
 
 Check = Callable[["Case"], str | None]
 """Returns a sentence that says what is wrong, or None."""
 
-_TASKS: dict[str, Callable[[], Task]] = {"mlp": perceptron, "cnn": convolutional, "module": lambda: module(bias=False)}
+_TASKS: dict[str, Callable[[], Task]] = {
+    "mlp": federations.perceptron,
+    "cnn": federations.convolutional,
+    "module": lambda: federations.module(bias=False),
+}
 
 
 class Spied(NamedTuple):
-    """What a spied run showed."""
+    """What a run of the spied algorithm showed."""
 
-    seen: Seen
-    notes: Notes
+    observed: Observations
     changed: str
-    """Which input was changed, or nothing."""
+    """The input that changed, or an empty string."""
 
 
 class Lesson(NamedTuple):
-    """What was learned, as accuracies over test examples."""
+    """How well personal models predict, as accuracies over test examples."""
 
     accuracy: float
     majority: float
-    """Of always guessing a client's most frequent class."""
+    """Accuracy of always guessing a client's most frequent class."""
 
     @property
     def learned(self) -> bool:
-        """Whether it is more than a guess: by 8 of 160 examples."""
+        """Whether the accuracy is clearly above the majority's: by 8 of 160 examples."""
         return self.accuracy > self.majority + 0.05
-
-
-def _lesson(world: Federation, record: Trace, clients: str) -> Lesson:
-    ids = world.new if clients == "new" else world.known
-    guesses = [world.info(client).class_counts.argmax() for client in ids]
-    right = [world.test(client).labels() == guess for client, guess in zip(ids, guesses, strict=True)]
-    found = scores_of(record, "personalized", clients)
-    return Lesson(accuracy(found) if found else 0.0, float(torch.cat(right).double().mean()))
 
 
 class Case:
@@ -91,16 +85,16 @@ class Case:
         return self._tasks[model]
 
     def federation(self, model: str = "mlp") -> Federation:
-        """Return the uneven federation, fresh: an algorithm may have spoiled an earlier one."""
-        return federation(self.task(model))
+        """Return a new copy of the uneven federation: an algorithm may have changed an earlier one."""
+        return federations.federation(self.task(model))
 
-    def run(self, engine: Engine, world: Federation | None = None, **options: Any) -> Trace:
-        """Run the algorithm, global random states being always the same."""
-        disturb(1)
-        return run(self.algorithm, engine, world or self.federation(), **options)
+    def run(self, engine: Engine, federation: Federation | None = None, **options: Any) -> Trace:
+        """Run the algorithm; global random states are the same in every run."""
+        seed_globally(1)
+        return run(self.algorithm, engine, federation or self.federation(), **options)
 
     def base(self, model: str = "mlp") -> Trace:
-        """Return the run to which others are compared: clients one by one."""
+        """Return the run that other runs are compared with: clients one by one."""
         if model not in self._bases:
             self._bases[model] = self.run(Reference(), self.federation(model))
         return self._bases[model]
@@ -115,67 +109,74 @@ class Case:
 
     @cached_property
     def spied(self) -> Spied:
-        """What methods return and change, in a run on the loop."""
-        notes: Notes = defaultdict(list)
-        twin, seen = spied(self.algorithm, notes)
-        disturb(1)
+        """What methods return and change, in a run with clients one by one."""
+        twin, observed = spied(self.algorithm)
+        seed_globally(1)
         try:
             run(twin, Guarding(Reference()), self.federation())
         except Disagreement as error:
-            return Spied(seen, notes, str(error))
-        return Spied(seen, notes, "")
+            return Spied(observed, str(error))
+        return Spied(observed, "")
 
-    def odd_type(self) -> str:
-        """Return which method gives numbers that are not float64, in a run that need not end well; or nothing."""
-        notes: Notes = defaultdict(list)
-        twin, seen = spied(self.algorithm, notes)
-        disturb(1)
-        with suppress(Exception):  # the first run told it
+    def wrong_type(self) -> str:
+        """Return which method returns numbers that are not float64, in a run that may fail; empty if none does."""
+        twin, observed = spied(self.algorithm)
+        seed_globally(1)
+        with suppress(Exception):  # the first run has shown it
             run(twin, Reference(), self.federation(), rounds=1)
-        for kind, value in [(each, value) for each in SOURCES for value in {**notes, **seen}.get(each, ())]:
-            with suppress(TypeError):  # what is no tree is told elsewhere
-                for path, leaf in tree.paths(value).items():
-                    if leaf.is_floating_point() and leaf.dtype != torch.float64:
-                        return f"{SOURCES[kind]}: '{path or '.'}' is of type {leaf.dtype}"
+        for kind, source in SOURCES.items():
+            for value in observed.values[kind]:
+                path, leaf = _first_of_wrong_type(value)
+                if leaf is not None:
+                    return f"{source} in which '{path or '.'}' is of type {leaf.dtype}"
         return ""
 
     def first_problem(self) -> Problem | None:
-        """Return why the first of the clients whose work cannot be used gets nowhere, in a run that may fail."""
-        recording = TracingEngine(Reference())
-        disturb(1)
+        """Return the first problem with what a client returns, in a run that may fail; None if there is none."""
+        tracing = TracingEngine(Reference())
+        seed_globally(1)
         with suppress(Exception):  # the first run has shown it
-            run(self.algorithm, recording, self.federation(), rounds=1)
+            run(self.algorithm, tracing, self.federation(), rounds=1)
         messages = self.algorithm.messages(self.task())
-        problems = (problem_with_output(output, messages) for output in recording.trace.of("train").values())
-        return next((problem for problem in problems if problem is not None), None)
+        for output in tracing.trace.of("train").values():
+            problem = problem_with_output(output, messages)
+            if problem is not None:
+                return problem
+        return None
 
     @cached_property
     def lessons(self) -> list[Lesson]:
-        """How well models of known and of new clients do on data that are easily told apart; slow ones get longer."""
-        world = federation(self.task(), (24, 36, 30, 40), (30, 24), distance=3.0, test_size=40)
-        one = replace(self.algorithm, training=replace(TRAINING, epochs=3, lr=0.1, batch_size=10))
-        lessons: list[Lesson] = []
-        for rounds in (6, 40):
-            if not lessons or not all(lesson.learned for lesson in lessons):
-                disturb(1)
-                record = run(one, Reference(), world, rounds=rounds, evaluate_every=0, personalized_every=0)
-                lessons = [_lesson(world, record, "known"), _lesson(world, record, "new")]
+        """How well models of known and of new clients predict classes that are easy to tell apart.
+
+        Algorithms that learn little in a few rounds get more rounds.
+        """
+        lessons = self._lessons(rounds=6)
+        if not all(lesson.learned for lesson in lessons):
+            lessons = self._lessons(rounds=40)
         return lessons
+
+    def _lessons(self, rounds: int) -> list[Lesson]:
+        """Return the lesson of known clients, and that of new clients."""
+        federation = federations.federation(self.task(), (24, 36, 30, 40), (30, 24), distance=3.0, test_size=40)
+        algorithm = replace(self.algorithm, training=replace(TRAINING, epochs=3, lr=0.1, batch_size=10))
+        seed_globally(1)
+        trace = run(algorithm, Reference(), federation, rounds=rounds, evaluate_every=0, personalized_every=0)
+        return [_lesson(federation, trace, "known"), _lesson(federation, trace, "new")]
 
     @cached_property
     def unrepeatable(self) -> str:
-        """Where a second run with the same seed and the same global random states differs, or nothing."""
+        """Where a second run with the same seed and the same global random states differs, or an empty string."""
         return same_bits(self.base(), self.run(Reference()))
 
     @cached_property
     def unkeyed(self) -> str:
-        """Where a run with other global random states differs, or nothing."""
-        disturb(2)
+        """Where a run with other global random states differs, or an empty string."""
+        seed_globally(2)
         return same_bits(self.base(), run(self.algorithm, Reference(), self.federation()))
 
     @property
     def comparable(self) -> bool:
-        """Whether a difference between runs can come from what the runs differ in."""
+        """Whether runs can be compared: the algorithm repeats its results, and does not change its inputs."""
         return not (self.spied.changed or self.unrepeatable or self.unkeyed)
 
     def size(self, client: int) -> int:
@@ -184,28 +185,48 @@ class Case:
 
     def who(self, client: int) -> str:
         """Return a client with the number of its training examples, in words."""
-        return f"client {client} (training examples: {self.size(client)})"
+        size = self.size(client)
+        return f"client {client} ({size} training example{'' if size == 1 else 's'})"
 
 
 def same_bits(first: Trace, second: Trace) -> str:
-    """Return where two runs differ in a bit, or nothing; what fails in the first is another check's matter."""
+    """Return where two runs differ in a bit, or an empty string; clients that fail in the first are left out."""
     return _difference(assert_same_bits, first, second)
 
 
 def close(first: Trace, second: Trace, tolerance: float = 1e-12) -> str:
-    """Return where two runs do not agree, or nothing; what fails in the first is another check's matter."""
+    """Return where two runs do not agree, or an empty string; clients that fail in the first are left out."""
     return _difference(lambda one, other: assert_close(one, other, tolerance), first, second)
 
 
 def _difference(compare: Callable[[Any, Any], None], first: Trace, second: Trace) -> str:
-    failed = {entry[:3] for entry in first.outputs if isinstance(entry[3], Failure)}
-    both = [Trace([entry for entry in record.outputs if entry[:3] not in failed]) for record in (first, second)]
+    failed = {each[:3] for each in first.outputs if isinstance(each.output, Failure)}
     try:
-        compare(*(_finite(record.numbers()) for record in both))
+        compare(_finite_numbers(first, failed), _finite_numbers(second, failed))
     except Disagreement as error:
         return str(error)
     return ""
 
 
-def _finite(numbers: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: leaf.nan_to_num() for name, leaf in numbers.items()}
+def _finite_numbers(trace: Trace, failed: set[tuple[int, str, int]]) -> dict[str, Tensor]:
+    """Return every tensor of a run but those of failed programs; numbers that are not finite become finite."""
+    sound = Trace([each for each in trace.outputs if each[:3] not in failed])
+    return {name: leaf.nan_to_num() for name, leaf in sound.numbers().items()}
+
+
+def _first_of_wrong_type(value: Any) -> tuple[str, Tensor | None]:
+    """Return path and tensor of the first leaf that is not float64; None if all are, or the value is not a tree."""
+    with suppress(TypeError):  # another check reports what is not a tree
+        for path, leaf in tree.paths(value).items():
+            if leaf.is_floating_point() and leaf.dtype != torch.float64:
+                return path, leaf
+    return "", None
+
+
+def _lesson(federation: Federation, trace: Trace, clients: str) -> Lesson:
+    scores = scores_of(trace, "personalized", clients)
+    right = []
+    for client in federation.new if clients == "new" else federation.known:
+        guess = federation.info(client).class_counts.argmax()
+        right.append(federation.test(client).labels() == guess)
+    return Lesson(accuracy(scores) if scores else 0.0, float(torch.cat(right).double().mean()))

@@ -1,4 +1,4 @@
-"""``check_algorithm``: what is wrong with an algorithm of one's own, in sentences."""
+"""``check_algorithm``: what is wrong with an algorithm, in sentences."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from fedtailor.testing.locate import explain, place_of, root_cause
 def check_algorithm(
     algorithm: type[Algorithm[Any, Any, Any]] | Algorithm[Any, Any, Any] | str, **options: Any
 ) -> list[str]:
-    """Run an algorithm on small uneven federations and say what is wrong with it, in sentences.
+    """Run an algorithm on small uneven federations and return what is wrong with it, in sentences.
 
-    Checked are: signatures, names and options; messages against ``messages``; the structure of states and models over
-    rounds; that inputs are not changed; that clients one by one, stacked, padded, in threads and in another order get
-    the same; that all randomness comes from the key; clients with 0, 1 and 2 examples, absent and new clients; the
-    metric ``steps``; that use of a client's data is declared; that nothing depends on test data or on the data of
-    others; networks with batch normalization and dropout, and for images; and that it learns. Where clients run
-    stacked, results agree to 1e-12.
+    The checks cover: signatures, names and options; uploads against ``messages``; the structure of states and models
+    in every round; that inputs do not change; that results are the same for clients one by one, stacked, padded, in
+    threads and in another order; that all randomness comes from the key; clients with 0, 1 and 2 examples, clients
+    that miss rounds, and new clients; the metric ``steps``; that the use of a client's data is declared; that nothing
+    depends on test data or on the data of other clients; networks with batch normalization and dropout, and networks
+    for images; and that the algorithm learns. Results of stacked clients must agree to 1e-12.
 
-    Runs in float64 on one thread, and afterwards leaves PyTorch's default type, its threads and all random states as
-    they were. They belong to the whole process: one check runs at a time, and other threads should make no tensors
-    meanwhile.
+    The checks run in float64 on one thread; at the end PyTorch's default type, its threads and all random states are
+    as before. These settings belong to the whole process: one check runs at a time, and other threads should create
+    no tensors in the meantime.
 
     Args:
-        algorithm: a class, an instance, or a name: of the package's table, or ``"package.module:Class"``.
-        options: hyper-parameters in place of those of the class or instance. ``training`` is set by the checks.
+        algorithm: a class, an instance, or a name: of a built-in algorithm, or ``"package.module:Class"``.
+        options: hyper-parameters that replace those of the class or instance. The checks set ``training`` themselves.
 
     Returns:
-        One sentence for each check that fails, in which client, field and line are named where there are any. If the
-        algorithm does not run at all, the only sentence says why. An empty list: it is sound.
+        One sentence for each check that fails; it names the client, the field and the line if there are any. If the
+        algorithm does not run at all, one sentence says why. An empty list if nothing is wrong.
 
     Raises:
-        ConfigError: there is nothing of that name.
+        ConfigError: there is no algorithm of that name.
 
     Example:
         >>> check_algorithm("fedavg")
@@ -53,23 +53,27 @@ def check_algorithm(
     cls = algorithm if isinstance(algorithm, type) else type(algorithm)
     problem = problem_with(cls)
     if problem:
-        said = declared.suspicions(cls) if isinstance(cls, type) and issubclass(cls, Algorithm) else []
-        return [f"The class '{cls.__name__}' {problem}.", *said]
-    wrong = declared.faults(cls)
-    if wrong:
-        return wrong + declared.suspicions(cls)
+        suspicions = declared.suspicions(cls) if isinstance(cls, type) and issubclass(cls, Algorithm) else []
+        return [f"The class '{cls.__name__}' {problem}.", *suspicions]
+    faults = declared.faults(cls)
+    if faults:
+        return faults + declared.suspicions(cls)
     with isolated():
         try:
-            case = Case(algorithm(**options) if isinstance(algorithm, type) else replace(algorithm, **options))
-        except Exception as error:  # whatever a user's class raises
+            instance = algorithm(**options) if isinstance(algorithm, type) else replace(algorithm, **options)
+            case = Case(instance)
+        except Exception as error:  # a user's class may raise anything
             return [f"{cls.__name__} cannot be built: {_reason(error, cls)}."]
         try:
             case.base()
-        except Exception as error:  # whatever a user's methods raise
-            fault = f"{cls.__name__} does not run: {_why(error, case)} Other checks were left out."
-            said = [fault, *declared.suspicions(cls), engine_checks.check_memory(case) or ""]
-            return [sentence for sentence in said if sentence]
-        return declared.suspicions(cls) + _sentences(case)
+        except Exception as error:  # a user's methods may raise anything
+            sentences = [f"{cls.__name__} does not run: {_why_it_fails(error, case)} Other checks were skipped."]
+            sentences += declared.suspicions(cls)
+            changed = engine_checks.check_attributes(case)
+            if changed:
+                sentences.append(changed)
+            return sentences
+        return declared.suspicions(cls) + _run_checks(case)
 
 
 def _load(name: str) -> type[Algorithm[Any, Any, Any]]:
@@ -78,55 +82,73 @@ def _load(name: str) -> type[Algorithm[Any, Any, Any]]:
         return load_algorithm(name)
     except ConfigError as error:
         cause = error.__cause__
-        frames = traceback.extract_tb(cause.__traceback__) if cause else []
+        if cause is None:
+            raise
+        frames = traceback.extract_tb(cause.__traceback__)
         if not any(frame.filename == dataclasses.__file__ for frame in frames):
             raise
-        where = place_of(cause, Algorithm) if cause else ""
-        hint = "Algorithms are written with @dataclass(frozen=True, kw_only=True)"
-        raise ConfigError(f"{error.message.rstrip('.')}, in {where}. {hint}.", key=error.key, got=error.got) from cause
+        place = place_of(cause, Algorithm)
+        hint = "Write algorithms with @dataclass(frozen=True, kw_only=True)"
+        message = f"{error.message.rstrip('.')}, in {place}. {hint}."
+        raise ConfigError(message, key=error.key, got=error.got) from cause
 
 
-def _why(error: Exception, case: Case) -> str:
-    """Return in sentences why nothing runs; numbers of a wrong type come first, as PyTorch does not say whose."""
+def _why_it_fails(error: Exception, case: Case) -> str:
+    """Return why an algorithm does not run, in sentences.
+
+    Numbers of a wrong type come first: PyTorch's message does not say where they come from.
+    """
     reason = _reason(error, type(case.algorithm))
-    odd = case.odd_type()
-    if odd:
-        return f"{odd}. {FLOAT64}. ({reason}.)"
+    wrong_type = case.wrong_type()
+    if wrong_type:
+        return f"{wrong_type}. {FLOAT64}. ({reason}.)"
+    return f"{reason}.{_hint(error, case)}"
+
+
+def _hint(error: Exception, case: Case) -> str:
+    """Return advice on an error that stopped a run, as a sentence to append; empty if there is none."""
     try:
         messages = case.algorithm.messages(case.task())
-    except Exception:  # whatever a user's method raises: this may be why nothing runs
-        return f"{reason}.{advice_on_error(root_cause(error))}"
-    problem = case.first_problem() if isinstance(error, RunError) and error.__cause__ is None else None
-    hint = advice(problem, messages) if problem is not None else advice_on_error(root_cause(error))
-    return f"{reason}.{hint}"
+    except Exception:  # a user's method may raise anything; this may be why nothing runs
+        return advice_on_error(root_cause(error))
+    quarantined = isinstance(error, RunError) and error.__cause__ is None
+    problem = case.first_problem() if quarantined else None
+    if problem is None:
+        return advice_on_error(root_cause(error))
+    return advice(problem, messages)
 
 
-def _sentences(case: Case) -> list[str]:
-    """Return what the checks say; one that fails altogether must not keep the others from being heard."""
+def _run_checks(case: Case) -> list[str]:
+    """Return the sentences of all checks; a check that raises does not stop the others."""
     sentences: list[str] = []
     unchecked: list[tuple[str, str]] = []
     for check in (*checks.CHECKS, *step_checks.CHECKS, *engine_checks.CHECKS):
         try:
-            said = check(case)
-        except Exception as error:  # whatever a user's methods raise
-            reason = _reason(error, type(case.algorithm))
+            sentence = check(case)
+        except Exception as error:  # a user's methods may raise anything
             what = (check.__doc__ or "").strip().rstrip(".")
-            said = None
-            unchecked.append((what, reason))
-        if said:
-            sentences.append(said)
-    news = [each for each in unchecked if not any(each[1].rpartition(": ")[2] in sentence for sentence in sentences)]
-    if not news:
-        return sentences
-    others = f"; nor could {len(unchecked) - 1} more" if len(unchecked) > 1 else ""
-    return [*sentences, f"{news[0][0]}: this could not be checked, because of {news[0][1]}{others}."]
+            unchecked.append((what, _reason(error, type(case.algorithm))))
+        else:
+            if sentence:
+                sentences.append(sentence)
+    for what, reason in unchecked:
+        if not _is_reported(reason, sentences):
+            others = f" ({len(unchecked) - 1} more could not be run)" if len(unchecked) > 1 else ""
+            return [*sentences, f"{what}: this could not be checked because of {reason}{others}."]
+    return sentences
+
+
+def _is_reported(reason: str, sentences: list[str]) -> bool:
+    """Return whether a sentence already contains what was raised."""
+    _, _, raised = reason.rpartition(": ")
+    return any(raised in sentence for sentence in sentences)
 
 
 def _reason(error: Exception, cls: type[Any]) -> str:
-    """Return an error in words; a round whose clients failed says which client and method it was."""
-    if isinstance(error, ConfigError) or (isinstance(error, FedtailorError) and error.__cause__ is None):
+    """Return an error in words; if all clients of a round failed, with client and method."""
+    if not isinstance(error, FedtailorError):
+        return explain(error, cls)
+    if isinstance(error, ConfigError) or error.__cause__ is None:
         return str(error).rstrip(".")
-    if isinstance(error, FedtailorError):
-        where = str(error).partition(": ")[0]
-        return f"{where}: {explain(error, cls)}"
-    return explain(error, cls)
+    where, _, _ = str(error).partition(": ")
+    return f"{where}: {explain(error, cls)}"

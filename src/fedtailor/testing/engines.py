@@ -1,4 +1,4 @@
-"""Engines that disturb what must not matter, or watch what must not happen."""
+"""Engines that change what must not matter, or check what must not happen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedtailor.testing.runs import Disagreement, assert_same_bits, program_name
 
 
 class Shuffled:
-    """Hands over the clients in another order."""
+    """Gives the clients to another engine in another order."""
 
     name = "shuffled"
 
@@ -34,12 +34,12 @@ class Shuffled:
         return [outputs[order.index(position)] for position in range(len(jobs))]
 
     def close(self) -> None:
-        """Close the engine that does the work."""
+        """Close the other engine."""
         self.engine.close()
 
 
 class Padded:
-    """Puts examples of weight 0 before, between and behind the examples of every client."""
+    """Puts examples of weight 0 before, between and after the examples of every client."""
 
     name = "padded"
 
@@ -53,26 +53,30 @@ class Padded:
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
         total = len(common.y)
-        rows = [job.row._replace(train=_pad(job.row.train, total), test=_pad(job.row.test, total)) for job in jobs]
-        return self.engine.map(program, common, [job._replace(row=row) for job, row in zip(jobs, rows, strict=True)])
+        padded = []
+        for job in jobs:
+            inputs = job.row._replace(train=_pad(job.row.train, total), test=_pad(job.row.test, total))
+            padded.append(job._replace(row=inputs))
+        return self.engine.map(program, common, padded)
 
     def close(self) -> None:
-        """Close the engine that does the work."""
+        """Close the other engine."""
         self.engine.close()
 
 
 def _pad(part: ExampleIndices, total: int) -> ExampleIndices:
-    """Return examples at the places 1, 2, 4, 5, 7, 8, ... with others' examples of weight 0 between them."""
+    """Return examples at the places 1, 2, 4, 5, 7, 8, ... and examples of other clients, of weight 0, between them."""
     count = len(part.rows)
     places = torch.arange(count) + torch.arange(count) // 2 + 1
     rows = torch.arange(count + count // 2 + 3) % total
     weight = torch.zeros(len(rows))
-    rows[places], weight[places] = part.rows, part.weight
+    rows[places] = part.rows
+    weight[places] = part.weight
     return ExampleIndices(rows, weight)
 
 
 class Guarding:
-    """Checks that a program leaves its inputs as they are."""
+    """Checks that a program does not change its inputs."""
 
     name = "guarding"
 
@@ -87,9 +91,11 @@ class Guarding:
         """Return the output of every job.
 
         Raises:
-            Disagreement: an input was changed.
+            Disagreement: an input changed.
         """
-        inputs = {**common._asdict(), **{f"client {job.client}": job.row for job in jobs}}
+        inputs = common._asdict()
+        for job in jobs:
+            inputs[f"client {job.client}"] = job.row
         before = tree.map(torch.clone, inputs)
         outputs = self.engine.map(program, common, jobs)
         try:
@@ -99,12 +105,12 @@ class Guarding:
         return outputs
 
     def close(self) -> None:
-        """Close the engine that does the work."""
+        """Close the other engine."""
         self.engine.close()
 
 
 class NotStacked(Exception):
-    """A program does not run for several clients at once; the cause is what PyTorch said."""
+    """A program does not run for several clients at once; the cause is PyTorch's error."""
 
     def __init__(self, program: str) -> None:
         super().__init__(f"{program} does not run for several clients at once")
@@ -112,15 +118,15 @@ class NotStacked(Exception):
 
 
 class Strict(Batched):
-    """Stacks clients, and does not fall back to a loop where that fails."""
+    """Stacks clients, and does not fall back to a loop if that fails."""
 
     def run_block(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Run one block.
 
         Raises:
-            NotStacked: PyTorch refused; chained to its reason.
+            NotStacked: the program does not run stacked; the cause is chained.
         """
         try:
             return run_stacked(program, common, jobs)
-        except Exception as reason:  # whatever a client's program raises
+        except Exception as reason:  # a client's program may raise anything
             raise NotStacked(program_name(program)) from reason

@@ -1,4 +1,4 @@
-"""Small federations: uneven clients, every degenerate size, classes that can be told apart."""
+"""Small federations: uneven clients, with every degenerate size, and classes that can be told apart."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fedtailor.models.module import from_module
 
 CLASSES = 3
 SIZES = (1, 2, 5, 9, 14, 0, 23)
-"""Training examples of the known clients: the second has a single class, one has none."""
+"""Training examples of the known clients: the second has a single class, one has no examples."""
 NEW_SIZES = (7, 0)
-"""Training examples of the clients that never take part in training."""
+"""Training examples of the new clients, which never take part in training."""
 
 
 def perceptron() -> Task:
@@ -26,15 +26,14 @@ def perceptron() -> Task:
 
 
 def convolutional() -> Task:
-    """Return a task with the built-in network of two convolution stages, on the smallest images it takes."""
+    """Return a task with the built-in network of two convolution stages, on the smallest images that it accepts."""
     return Task(emnist_cnn((1, 12, 12), CLASSES), CLASSES, (1, 12, 12))
 
 
 def module(*, bias: bool = True) -> Task:
     """Return a task with a user's module that has dropout and batch normalization.
 
-    With a ``bias`` before the normalization, there are parameters whose gradient is rounding only: Adam makes full
-    steps of it.
+    A ``bias`` before the normalization has a gradient of rounding errors only, of which Adam makes full steps.
     """
     layers = [nn.Linear(4, 6, bias=bias), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 5), nn.Tanh()]
     wrapped = from_module(nn.Sequential(*layers, nn.Linear(5, CLASSES)), input_shape=(4,), num_classes=CLASSES)
@@ -53,21 +52,25 @@ def federation(
     distance: float = 1.0,
     seed: int = 0,
 ) -> Federation:
-    """Return a federation of Gaussian classes whose centers lie about ``distance`` standard deviations apart.
+    """Return a federation of Gaussian classes whose centers are about ``distance`` standard deviations apart.
 
-    Every client prefers a class of its own (half of its examples), and a client with two examples has no other.
+    About half of a client's examples are of its favorite class; a client with two examples has no other class.
     """
-    sizes = (*sizes, *new_sizes)
     generator = torch.Generator().manual_seed(seed)
-    labels, splits, start = [], [], 0
-    for client, size in enumerate(sizes):
+    labels = []
+    splits = []
+    start = 0
+    for client, size in enumerate((*sizes, *new_sizes)):
         count = size + test_size
+        favorite = client % task.num_classes
         drawn = torch.randint(task.num_classes, (count,), generator=generator)
-        own = torch.rand(count, generator=generator) < 0.5
-        drawn = torch.where(own, client % task.num_classes, drawn)
-        labels.append(torch.full_like(drawn, client % task.num_classes) if size == 2 else drawn)
-        position = torch.arange(start, start + count)
-        splits.append(Split(position[:size], position[:0], position[size:]))
+        is_favorite = torch.rand(count, generator=generator) < 0.5
+        if size == 2:
+            labels.append(torch.full_like(drawn, favorite))
+        else:
+            labels.append(torch.where(is_favorite, favorite, drawn))
+        positions = torch.arange(start, start + count)
+        splits.append(Split(positions[:size], positions[:0], positions[size:]))
         start += count
     y = torch.cat(labels)
     centers = torch.randn(task.num_classes, *task.input_shape, generator=generator) * distance

@@ -1,4 +1,4 @@
-"""Check in float64, on one thread, and leave everything global as it was."""
+"""Isolation of checks: they run in float64 on one thread, and restore every global setting."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ _lock = threading.RLock()
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Make float64 the default type; afterwards restore it, modes of PyTorch, threads and all random states.
+    """Make float64 the default type; restore it at the end, with PyTorch's modes, threads and all random states.
 
-    PyTorch has one default type, and libraries one random state, for all threads: one check runs at a time, and other
-    threads that make tensors meanwhile would make them in float64.
+    The default type and the random states belong to the whole process. So one check runs at a time, and tensors that
+    other threads create in the meantime are float64, too.
     """
     with _lock, torch.random.fork_rng(devices=[]), one_thread():
-        python, legacy = random.getstate(), np.random.get_state()
-        dtype, gradients = torch.get_default_dtype(), torch.is_grad_enabled()
+        python_state = random.getstate()
+        numpy_state = np.random.get_state()
+        dtype = torch.get_default_dtype()
+        gradients = torch.is_grad_enabled()
         deterministic = torch.are_deterministic_algorithms_enabled()
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         torch.set_default_dtype(torch.float64)
@@ -34,12 +36,12 @@ def isolated() -> Iterator[None]:
             torch.set_default_dtype(dtype)
             torch.set_grad_enabled(gradients)
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-            random.setstate(python)
-            np.random.set_state(legacy)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
-def disturb(seed: int) -> None:
-    """Put every global random state somewhere; called within :func:`isolated`."""
+def seed_globally(seed: int) -> None:
+    """Seed every global random generator; call it within :func:`isolated`."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)

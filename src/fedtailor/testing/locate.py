@@ -1,4 +1,4 @@
-"""Where in a user's file an exception comes from."""
+"""The line of a user's file that an exception comes from."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _LIBRARIES = (
     str(Path(importlib.__file__).parent),
     dataclasses.__file__,
 )
+_SHORTEST = 40  # characters; a first sentence is not cut before
 
 
 def explain(error: BaseException, cls: type[Any]) -> str:
-    """Return what was raised, and the line of the algorithm's file that it comes from."""
+    """Return what was raised, and the line of the algorithm's file that raised it."""
     cause = root_cause(error)
-    reason = f"{type(cause).__name__}: {_first_sentences(str(cause))}"
+    reason = f"{type(cause).__name__}: {_first_sentence(str(cause))}"
     place = place_of(cause, cls)
     return f"{reason}, in {place}" if place else reason
 
@@ -37,28 +38,34 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def place_of(error: BaseException, cls: type[Any]) -> str:
-    """Return file, line, function and source of the innermost frame that is the user's, or nothing."""
+    """Return file, line, function and source of the innermost frame of the user's code; empty if there is none.
+
+    Frames in the files of the algorithm come first, then frames outside the libraries.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    own = _files(cls)
-    mine = [frame for frame in frames if frame.filename in own]
-    mine = mine or [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
-    if not mine:
+    files = _files_of(cls)
+    found = [frame for frame in frames if frame.filename in files]
+    if not found:
+        found = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
+    if not found:
         return ""
-    frame = mine[-1]
-    source = f": `{frame.line}`" if frame.line else ""
-    return f"{Path(frame.filename).name}, line {frame.lineno}, {frame.name}{source}"
+    frame = found[-1]
+    place = f"{Path(frame.filename).name}, line {frame.lineno}, {frame.name}"
+    return f"{place}: `{frame.line}`" if frame.line else place
 
 
-def _files(cls: type[Any]) -> set[str]:
-    """Return the files in which the methods of an algorithm are written."""
+def _files_of(cls: type[Any]) -> set[str]:
+    """Return the files that contain the methods of an algorithm."""
     classes = [base for base in cls.__mro__ if issubclass(base, Algorithm) and base is not Algorithm]
     functions = [function for base in classes for function in vars(base).values()]
     files = {function.__code__.co_filename for function in functions if hasattr(function, "__code__")}
     return {file for file in files if not file.startswith("<")}
 
 
-def _first_sentences(text: str) -> str:
-    """Shorten PyTorch's explanations, which go on for a paragraph."""
+def _first_sentence(text: str) -> str:
+    """Return the start of a message; some of PyTorch's continue for a paragraph."""
     line = " ".join(text.split())
-    end = line.find(". ", 40)
-    return (line if end < 0 else line[:end]).rstrip(".")
+    end = line.find(". ", _SHORTEST)
+    if end >= 0:
+        line = line[:end]
+    return line.rstrip(".")

@@ -1,9 +1,9 @@
-"""Runs of an algorithm for the contract: what is recorded, and how two runs are compared."""
+"""Runs of an algorithm for the contract: their traces, and comparisons of two runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,46 +21,66 @@ from fedtailor.simulation.rounds import federate
 _PARTS = {
     "train": ("state", "upload", "metrics", "scores"),
     "personalize": ("personal model", "diagnostics", "scores"),
+    "score": ("scores",),
 }
-"""Program -> what its output consists of."""
+"""Program -> the parts of its output."""
 
 
 class Disagreement(AssertionError):
     """Two things that must be equal are not; the message says where, and by how much."""
 
 
+class ClientOutput(NamedTuple):
+    """The output of one client's program."""
+
+    round: int
+    program: str
+    """``train``, ``personalize`` or ``score``."""
+    client: int
+    output: Any
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every tensor by name.
+
+        Raises:
+            Disagreement: the program failed.
+        """
+        where = f"round {self.round}, {self.program}, client {self.client}"
+        if isinstance(self.output, Failure):
+            raise Disagreement(f"{where}: {describe(self.output)}")
+        names = _PARTS[self.program]
+        values = (self.output,) if len(names) == 1 else self.output
+        parts = dict(zip(names, values, strict=True))
+        return {f"{where}: {path}": leaf for path, leaf in tree.paths(parts).items()}
+
+
 @dataclass
 class Trace:
-    """All that a run produced, in order."""
+    """Everything that a run computed, in order."""
 
-    outputs: list[tuple[int, str, int, Any]] = field(default_factory=list)
-    """(round, program, client, output) of every client's program."""
+    outputs: list[ClientOutput] = field(default_factory=list)
     reports: list[RoundReport] = field(default_factory=list)
 
     def of(self, program: str) -> dict[tuple[int, int], Any]:
         """Return (round, client) -> output of one program: train, personalize or score."""
-        return {(round, client): output for round, name, client, output in self.outputs if name == program}
+        return {(each.round, each.client): each.output for each in self.outputs if each.program == program}
 
     def numbers(self) -> dict[str, Tensor]:
-        """Return every tensor of the run by name, final personal models included.
+        """Return every tensor of the run by name, including the final personal models.
 
         Raises:
             Disagreement: the program of a client failed.
         """
-        result = {}
-        for round, program, client, output in self.outputs:
-            where = f"round {round}, {program}, client {client}"
-            if isinstance(output, Failure):
-                raise Disagreement(f"{where}: {describe(output)}")
-            parts = dict(zip(_PARTS[program], output, strict=True)) if program in _PARTS else {"scores": output}
-            result.update({f"{where}: {path}": leaf for path, leaf in tree.paths(parts).items()})
+        result: dict[str, Tensor] = {}
+        for each in self.outputs:
+            result.update(each.tensors())
         return result
 
 
 class TracingEngine:
-    """An engine that passes work on to another one and records what comes back."""
+    """An engine that passes the work to another engine and keeps what comes back."""
 
-    name = "recording"
+    name = "tracing"
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -73,13 +93,14 @@ class TracingEngine:
     def map(self, program: Any, common: Any, jobs: Any) -> list[Any]:
         """Return the output of every job."""
         outputs = self.engine.map(program, common, jobs)
+        round = int(common.round)
         name = program_name(program)
-        found = [(int(common.round), name, job.client, output) for job, output in zip(jobs, outputs, strict=True)]
-        self.trace.outputs += found
+        for job, output in zip(jobs, outputs, strict=True):
+            self.trace.outputs.append(ClientOutput(round, name, job.client, output))
         return outputs
 
     def close(self) -> None:
-        """Close the engine that does the work."""
+        """Close the other engine."""
         self.engine.close()
 
 
@@ -97,11 +118,20 @@ def run(
     seed: int = 3,
     **options: Any,
 ) -> Trace:
-    """Run an algorithm, evaluating at every point after every round; return the record."""
-    recording = TracingEngine(engine)
+    """Run an algorithm with evaluation at every point after every round; return the trace.
+
+    Args:
+        algorithm: to run.
+        engine: runs the clients' programs.
+        federation: the clients and their data.
+        rounds: number of rounds.
+        seed: of the run.
+        options: fields of the protocol; they replace the evaluation after every round, for example.
+    """
+    tracing = TracingEngine(engine)
     protocol = Protocol(rounds=rounds, **{"evaluate_every": 1, "personalized_every": 1, **options})
-    recording.trace.reports = list(federate(algorithm, federation, recording, protocol, seed=seed))
-    return recording.trace
+    tracing.trace.reports = list(federate(algorithm, federation, tracing, protocol, seed=seed))
+    return tracing.trace
 
 
 def assert_same_bits(first: tree.Tree, second: tree.Tree) -> None:
@@ -110,11 +140,12 @@ def assert_same_bits(first: tree.Tree, second: tree.Tree) -> None:
     Raises:
         Disagreement: they do not.
     """
-    first, second = tree.paths(first), tree.paths(second)
-    _assert_same_leaves(first, second)
-    for path, leaf in first.items():
-        if not torch.equal(leaf, second[path]):
-            raise Disagreement(f"{path} differs by {_distance(leaf, second[path]):.2g}")
+    leaves = tree.paths(first)
+    others = tree.paths(second)
+    _assert_same_structure(leaves, others)
+    for path, leaf in leaves.items():
+        if not torch.equal(leaf, others[path]):
+            raise Disagreement(f"{path} differs by {_distance(leaf, others[path]):.2g}")
 
 
 def assert_same_runs(first: Trace, second: Trace) -> None:
@@ -127,7 +158,7 @@ def assert_same_runs(first: Trace, second: Trace) -> None:
 
 
 def assert_close_runs(first: Trace, second: Trace, tolerance: float = 1e-12) -> None:
-    """Check that two runs agree in float64, each number relative to the largest of its tensor or 1.
+    """Check that two runs agree in float64; differences are relative to the largest number of a tensor, or to 1.
 
     Raises:
         Disagreement: they do not, or a client's program failed.
@@ -136,40 +167,44 @@ def assert_close_runs(first: Trace, second: Trace, tolerance: float = 1e-12) -> 
 
 
 def assert_close(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 1e-12) -> None:
-    """Check that numbers by name agree, each relative to the largest of its tensor or 1.
+    """Check that tensors by name agree; differences are relative to the largest number of a tensor, or to 1.
 
     Raises:
         Disagreement: they do not.
     """
-    _assert_same_leaves(first, second)
+    _assert_same_structure(first, second)
     for path, leaf in first.items():
         scale = max(1.0, float(leaf.abs().max())) if leaf.numel() else 1.0
         if not torch.allclose(leaf, second[path], rtol=0, atol=tolerance * scale):
             raise Disagreement(f"{path} differs by {_distance(leaf, second[path]):.2g}, of {scale:.2g}")
 
 
-def _assert_same_leaves(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
-    """Check that there are the same leaves, each of the same shape and type."""
-    if list(first) != list(second):
-        odd = sorted(set(first) ^ set(second)) or [a for a, b in zip(first, second, strict=True) if a != b]
-        raise Disagreement(f"{odd[0]} is not in both, or elsewhere")
+def _assert_same_structure(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    """Check that the names are the same, in the same order, and every shape and type."""
+    missing = sorted(set(first) ^ set(second))
+    if missing:
+        raise Disagreement(f"{missing[0]} is in only one of them")
+    for path, other_path in zip(first, second, strict=True):
+        if path != other_path:
+            raise Disagreement(f"{path} is in another place")
     for path, leaf in first.items():
-        one, other = ((tuple(each.shape), each.dtype) for each in (leaf, second[path]))
-        if one != other:
-            raise Disagreement(f"{path} is {_kind(*one)} and {_kind(*other)}")
+        other = second[path]
+        if leaf.shape != other.shape or leaf.dtype != other.dtype:
+            raise Disagreement(f"{path} is {_kind(leaf)} and {_kind(other)}")
 
 
-def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    return f"{str(dtype).removeprefix('torch.')} of shape {shape}"
+def _kind(leaf: Tensor) -> str:
+    return f"{str(leaf.dtype).removeprefix('torch.')} of shape {tuple(leaf.shape)}"
 
 
 def _distance(first: Tensor, second: Tensor) -> float:
     return float((first.double() - second.double()).abs().max())
 
 
-def scores_of(record: Trace, point: str, clients: str = "known") -> list[Scores] | None:
-    """Return the scores of the last evaluation at a point."""
-    found = [e for report in record.reports for e in report.evaluations if (e.point, e.clients) == (point, clients)]
+def scores_of(trace: Trace, point: str, clients: str = "known") -> list[Scores] | None:
+    """Return the scores of the last evaluation at a point; None if there was none."""
+    evaluations = [each for report in trace.reports for each in report.evaluations]
+    found = [each for each in evaluations if each.point == point and each.clients == clients]
     return found[-1].scores if found else None
 
 

@@ -1,4 +1,4 @@
-"""A copy of an algorithm whose methods note what they return, and whether those of the server change their inputs."""
+"""A copy of an algorithm that keeps what its methods return, and checks that methods of the server change no inputs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -15,117 +16,121 @@ from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, ClientUpdate
 from fedtailor.core.per_example import cut
 from fedtailor.testing.runs import Disagreement, assert_same_bits
-from fedtailor.training import blocks as local
+from fedtailor.training import blocks
 
 A = TypeVar("A", bound=Algorithm[Any, Any, Any])
-Seen = dict[str, list[Any]]
-"""``server``, ``state``, ``own`` and ``personal`` -> all values of it, in order."""
-Notes = dict[str, list[Any]]
-"""``init_server``, ``init_client`` and ``upload`` -> all values of it, in order.
-
-``METHOD steps`` holds pairs: the steps that a call reports, and those that ``train`` took in it.
-"""
 
 SOURCES = {
-    "server": "aggregate returns a new server state",
-    "state": "local_update or onboard returns a new client state",
-    "own": "aggregate returns rows",
+    "server_state": "aggregate returns a new server state",
+    "client_state": "local_update or onboard returns a new client state",
+    "per_client": "aggregate returns values for single clients",
     "personal": "local_update, personalize or global_model returns a model",
     "upload": "local_update returns an upload",
     "init_server": "init_server returns a server state",
     "init_client": "init_client returns a client state",
 }
-"""Kind of value -> where it comes from, in words."""
+"""Kind of value -> the methods that return it, in words."""
 
 
-def spied(algorithm: A, notes: Notes | None = None) -> tuple[A, Seen]:
-    """Return a copy of an algorithm, and what its methods have returned; ``notes`` are filled with more of it.
+@dataclass
+class Observations:
+    """What the methods of a spied algorithm returned, and how many gradient steps they took."""
 
-    The copy's class is a subclass made for this purpose, so the algorithm itself and its class stay as they are.
+    values: dict[str, list[Any]] = field(default_factory=lambda: {kind: [] for kind in SOURCES})
+    """Kind of value, as in ``SOURCES`` -> all values of it, in order."""
+    steps: dict[str, list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))
+    """Method -> for every call the steps that it reports, and the steps that ``train`` took in it."""
+
+
+def spied(algorithm: A) -> tuple[A, Observations]:
+    """Return a copy of an algorithm, and where the copy keeps what its methods return.
+
+    The class of the copy is a subclass made for this purpose: the algorithm and its class do not change.
     """
     cls = type(algorithm)
-    seen: Seen = {"server": [], "state": [], "own": [], "personal": []}
-    notes = defaultdict(list) if notes is None else notes
+    observed = Observations()
+    values = observed.values
 
-    def noting(name: str, keep: Callable[..., None], *, guard: tuple[str, ...] = ()) -> Callable[..., Any]:
+    def spy_on(name: str, keep: Callable[..., None], guarded: tuple[str, ...] = ()) -> Callable[..., Any]:
         method = getattr(cls, name)
 
         def wrapper(self: Any, *arguments: Any, **named: Any) -> Any:
-            inputs = {what: getattr(value, "ids", value) for what, value in zip(guard, arguments, strict=False)}
+            inputs = _inputs(guarded, arguments)
             before = tree.map(torch.clone, inputs)
             with counted() as taken:
                 result = method(self, *arguments, **named)
             _check_inputs(name, before, inputs)
-            notes[f"{name} steps"].append((_reported(result), sum(taken)))
+            observed.steps[name].append((_reported_steps(result), sum(taken)))
             keep(result, *arguments)
             return result
 
         return wrapper
 
-    def keep_update(update: Any, *_: Any) -> None:
-        seen["state"].append(update.state)
-        seen["personal"].append(update.personal)
-        notes["upload"].append(_values(update.upload))
+    def keep_update(update: Any, *arguments: Any) -> None:
+        values["client_state"].append(update.state)
+        values["personal"].append(update.personal)
+        values["upload"].append(_values_of(update.upload))
 
     def keep_aggregate(result: Any, server: Any, received: Any, cohort: Any) -> None:
-        seen["server"].append(result[0])
-        seen["own"] += _rows(result[1], len(cohort.ids))
+        server_state, for_clients = result
+        values["server_state"].append(server_state)
+        values["per_client"].extend(_by_client(for_clients, len(cohort.ids)))
+
+    def keep_onboarded(onboarded: Any, *arguments: Any) -> None:
+        values["client_state"].append(onboarded.state)
+
+    def keep_personal(model: Any, *arguments: Any) -> None:
+        if model is not None:
+            values["personal"].append(model)
+
+    def keep_server_state(server: Any, *arguments: Any) -> None:
+        values["init_server"].append(server)
+
+    def keep_client_state(state: Any, *arguments: Any) -> None:
+        values["init_client"].append(state)
+
+    def keep_nothing(*arguments: Any) -> None:
+        pass
 
     methods = {
-        "aggregate": noting("aggregate", keep_aggregate, guard=("server", "received", "cohort")),
-        **{name: noting(name, _keep(notes, name)) for name in ("init_server", "init_client")},
-        "broadcast": noting("broadcast", lambda *_: None, guard=("server", "cohort")),
-        "local_update": noting("local_update", keep_update),
-        "onboard": noting("onboard", lambda onboarded, *_: seen["state"].append(onboarded.state)),
-        "personalize": noting("personalize", _keep(seen, "personal")),
-        "global_model": noting("global_model", lambda model, *_: seen["personal"].extend(_if_any(model))),
+        "init_server": spy_on("init_server", keep_server_state),
+        "init_client": spy_on("init_client", keep_client_state),
+        "broadcast": spy_on("broadcast", keep_nothing, guarded=("server", "cohort")),
+        "local_update": spy_on("local_update", keep_update),
+        "aggregate": spy_on("aggregate", keep_aggregate, guarded=("server", "received", "cohort")),
+        "global_model": spy_on("global_model", keep_personal),
+        "onboard": spy_on("onboard", keep_onboarded),
+        "personalize": spy_on("personalize", keep_personal),
     }
-    return _twin(algorithm, methods), seen
+    return _with_methods(algorithm, methods), observed
 
 
-def _twin(algorithm: A, methods: dict[str, Any]) -> A:
-    """Return a copy of an algorithm with some methods in place of its own."""
-    cls, twin = type(algorithm), copy.copy(algorithm)
+def _with_methods(algorithm: A, methods: dict[str, Any]) -> A:
+    """Return a copy of an algorithm with some methods replaced."""
+    cls = type(algorithm)
+    twin = copy.copy(algorithm)
     object.__setattr__(twin, "__class__", type(cls.__name__, (cls,), {**methods, "__slots__": ()}))
     return twin
 
 
-def _keep(values: Notes, name: str) -> Callable[..., None]:
-    return lambda result, *_: values[name].append(result)
-
-
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """Collect the gradient steps of every call of ``train`` for a single client, meanwhile."""
+    """Collect the gradient steps of every call of ``train`` for a single client within the block."""
     taken: list[int] = []
-    original = vars(local)["train_one"]
+    original = vars(blocks)["train_one"]
 
     def train_one(phase: Any, params: Any, *rest: Any) -> list[torch.Tensor]:
         outputs: list[torch.Tensor] = original(phase, params, *rest)
         taken.append(int(outputs[len(params)]))
         return outputs
 
-    with mock.patch.object(local, "train_one", train_one):
+    with mock.patch.object(blocks, "train_one", train_one):
         yield taken
 
 
-def _values(upload: Any) -> dict[str, Any]:
-    """Return the values of an upload without their weights."""
-    entries = upload if isinstance(upload, Mapping) else {}
-    return {name: getattr(entry, "value", entry) for name, entry in entries.items()}
-
-
-def _reported(result: Any) -> float:
-    """Return the steps of a :class:`ClientUpdate` or :class:`Onboarded`; -1 if there are none, or no number."""
-    found = result.metrics.get("steps", -1) if isinstance(result, ClientUpdate) else getattr(result, "steps", -1)
-    try:
-        return float(found)
-    except (TypeError, ValueError, RuntimeError):
-        return -1.0
-
-
-def _if_any(model: Any) -> list[Any]:
-    return [] if model is None else [model]
+def _inputs(names: tuple[str, ...], arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the arguments by name; of a cohort its ids, which are its only tensor."""
+    return {name: getattr(value, "ids", value) for name, value in zip(names, arguments, strict=False)}
 
 
 def _check_inputs(name: str, before: Any, inputs: Any) -> None:
@@ -135,12 +140,35 @@ def _check_inputs(name: str, before: Any, inputs: Any) -> None:
         raise Disagreement(f"{name}: {error}") from None
 
 
-def _rows(own: Any, count: int) -> list[Any]:
-    """Return the rows that ``aggregate`` gives to the clients of a cohort; all in one if they are too many or few."""
-    lengths = {len(leaf) if leaf.dim() else 0 for leaf in tree.leaves(own)}
-    return [own] if lengths - {count} else tree.unstack(own, count) if lengths else [()]
+def _values_of(upload: Any) -> dict[str, Any]:
+    """Return the values of an upload without their weights."""
+    if not isinstance(upload, Mapping):
+        return {}
+    return {name: getattr(entry, "value", entry) for name, entry in upload.items()}
+
+
+def _reported_steps(result: Any) -> float:
+    """Return the steps that a :class:`ClientUpdate` or :class:`Onboarded` reports; -1 if it reports no number."""
+    if isinstance(result, ClientUpdate):
+        steps = result.metrics.get("steps", -1)
+    else:
+        steps = getattr(result, "steps", -1)
+    try:
+        return float(steps)
+    except (TypeError, ValueError, RuntimeError):
+        return -1.0
+
+
+def _by_client(for_clients: Any, count: int) -> list[Any]:
+    """Return the values that ``aggregate`` returns for single clients; unsplit if their number is not ``count``."""
+    lengths = {len(leaf) if leaf.dim() else 0 for leaf in tree.leaves(for_clients)}
+    if not lengths:
+        return [()]
+    if lengths == {count}:
+        return tree.unstack(for_clients, count)
+    return [for_clients]
 
 
 def structure(value: Any) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
-    """Return path, shape and type of every leaf; parts with a row per example count without their rows."""
+    """Return path, shape and type of every leaf; leaves with an entry per example count without those entries."""
     return [(path, tuple(leaf.shape), leaf.dtype) for path, leaf in tree.paths(cut(value, 0)).items()]

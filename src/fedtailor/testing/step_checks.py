@@ -1,4 +1,4 @@
-"""Checks that gradient steps are counted, and that use of a client's data is declared."""
+"""Checks that gradient steps are counted, and that the use of a client's data is declared."""
 
 from __future__ import annotations
 
@@ -9,41 +9,43 @@ _HINT = 'Return metrics={"steps": trained.steps, ...}, the sum over all phases o
 
 
 def check_steps(case: Case) -> str | None:
-    """The gradient steps are reported, for the tables that compare methods by what they spend."""
+    """The gradient steps are reported: tables compare what methods spend."""
     for report in case.base().reports:
         steps = report.metrics.get("steps", {})
-        unused = {event["client"] for event in report.events if event["kind"] == "quarantine"}
-        missing = sorted(set(report.cohort) - set(steps) - unused)
-        if missing:
-            return f"round {report.round}, {case.who(missing[0])}: local_update reports no metric 'steps'. {_HINT}."
-        odd = [client for client, count in steps.items() if count < 0 or count != int(count)]
-        if odd:
-            where, value = f"round {report.round}, {case.who(odd[0])}", f"{steps[odd[0]]:g}"
-            return f"{where}: metric 'steps' is {value}, which is no number of steps. {_HINT}."
-    for said, taken in case.spied.notes["local_update steps"]:
-        if 0 <= said < taken and said == int(said):
-            return f"local_update reports {said:g} 'steps', but train took {taken}. {_HINT}."
+        quarantined = {event["client"] for event in report.events if event["kind"] == "quarantine"}
+        for client in sorted(set(report.cohort) - set(steps) - quarantined):
+            return f"Round {report.round}, {case.who(client)}: local_update reports no metric 'steps'. {_HINT}."
+        for client, count in steps.items():
+            if count < 0 or count != int(count):
+                return (
+                    f"Round {report.round}, {case.who(client)}: metric 'steps' is {count:g}, which is not a number of "
+                    f"steps. {_HINT}."
+                )
+    for reported, taken in case.spied.observed.steps["local_update"]:
+        if 0 <= reported < taken and reported == int(reported):
+            return f"local_update reports {reported:g} as metric 'steps', but train took {taken} steps. {_HINT}."
     return None
 
 
-def check_tuning(case: Case) -> str | None:
+def check_adaptation(case: Case) -> str | None:
     """What personalize and onboard do with a client's data is declared, and onboarding counts its steps."""
-    one, notes = case.algorithm, case.spied.notes
-    personal = max((taken for _, taken in notes["personalize steps"]), default=0)
-    if personal > 0 and describe(one.adaptation) == "none":
+    steps = case.spied.observed.steps
+    personalizing = max((taken for _, taken in steps["personalize"]), default=0)
+    if personalizing > 0 and describe(case.algorithm.adaptation) == "none":
         return (
-            f"personalize trains on a client's data ({personal} steps), but adaptation is empty: override the "
-            'property, for example with [FineTuning("head", epochs=5)]. Tables show it.'
+            f"personalize trains on a client's data ({personalizing} steps), but adaptation is empty: override the "
+            'property, for example with [FineTuning("head", epochs=5)]; tables of results show it.'
         )
-    said, taken = (max(column, default=0) for column in zip(*notes["onboard steps"] or [(0, 0)], strict=True))
-    if max(said, taken) > 0 and describe(one.onboarding) == "none":
+    reported = max((count for count, _ in steps["onboard"]), default=0)
+    taken = max((count for _, count in steps["onboard"]), default=0)
+    if max(reported, taken) > 0 and describe(case.algorithm.onboarding) == "none":
         return (
-            f"onboard trains on a client's data ({max(said, taken):g} steps), but onboarding is empty: override the "
-            'property, for example with [FineTuning("head", epochs=5)]. Tables show it.'
+            f"onboard trains on a client's data ({max(reported, taken):g} steps), but onboarding is empty: override "
+            'the property, for example with [FineTuning("head", epochs=5)]; tables of results show it.'
         )
-    if said < taken:
-        return f"onboard returns {said:g} steps, but train took {taken}. Return Onboarded(state, trained.steps)."
+    if reported < taken:
+        return f"onboard returns {reported:g} steps, but train took {taken}. Return Onboarded(state, trained.steps)."
     return None
 
 
-CHECKS: tuple[Check, ...] = (check_steps, check_tuning)
+CHECKS: tuple[Check, ...] = (check_steps, check_adaptation)
