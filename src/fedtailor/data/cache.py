@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,7 @@ CACHE_VERSION = 2
 
 _ARRAYS = ("x", "y", "subclasses", "domains")
 _TOO_FRESH = 1.0  # seconds in which a file can change again without a trace in its times
+_ENTRY = re.compile(r"\.?\w+-[0-9a-f]{16}(\.[0-9a-f]{16})?")  # names of entries, finished and not
 _ABANDONED = 86_400.0  # seconds after which an unfinished entry is nobody's
 
 
@@ -179,3 +180,43 @@ def _source_digest() -> str:
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+class Entry(NamedTuple):
+    """A decoded data set in the cache."""
+
+    name: str
+    """Name of the data set."""
+    path: Path
+    """Its folder."""
+    size: int
+    """Bytes on disk."""
+
+
+def entries() -> list[Entry]:
+    """Return the decoded data sets in the cache, by name."""
+    found = []
+    for path in sorted((cache_folder() / "decoded").glob("*-*")):
+        if path.is_dir() and not path.name.startswith("."):
+            size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+            found.append(Entry(path.name.rpartition("-")[0], path, size))
+    return found
+
+
+def clear() -> int:
+    """Delete the decoded data sets in the cache, finished or not, and return how many finished ones there were.
+
+    Downloaded files stay. A process that uses an entry keeps it until it ends.
+
+    Raises:
+        DataError: an entry cannot be deleted.
+    """
+    removed = len(entries())
+    folder = cache_folder() / "decoded"
+    try:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if _ENTRY.fullmatch(path.name):
+                shutil.rmtree(path)
+    except OSError as reason:
+        raise DataError(f"cannot delete '{reason.filename}': {reason.strerror}.", path=str(folder)) from reason
+    return removed
