@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedtailor.cli.main import main
-from fedtailor.cli.show.results import _NEXT
+from fedtailor.cli.show.demo import NEXT_STEPS
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
 
@@ -27,7 +27,7 @@ def commands():
     """Return every command line of fedtailor in the pages, and those that the demo suggests."""
     lines = [line for page in PAGES for block in blocks(page, "console") for line in block.splitlines()]
     inline = [text for page in PAGES for text in re.findall(r"`(fedtailor [^`]*)`", page.read_text())]
-    return [line.strip() for line in [*lines, *inline, *_NEXT] if re.match(r"\s*(\.venv/bin/)?fedtailor ", line)]
+    return [line.strip() for line in [*lines, *inline, *NEXT_STEPS] if re.match(r"\s*(\.venv/bin/)?fedtailor ", line)]
 
 
 RUNNABLE = sorted({line.partition("  (")[0].partition("#")[0].strip() for line in commands() if "[" not in line})
@@ -71,8 +71,11 @@ def test_commands_work_as_written(line, tmp_path, monkeypatch, capsys):
         assert main(["data", "partition", "-d", "digits", "--partition", "iid", "--out", "split.json"]) == 0
     (tmp_path / "experiment.toml").write_text(blocks(ROOT / "docs" / "running.md", "toml")[0])
     arguments = shlex.split(line)[1:]
-    if arguments[0] == "run" and "--help" not in arguments:
-        arguments += ["--rounds", "1"]  # as written but for its length
+    if arguments[0] == "run" and "--help" not in arguments:  # as written but for its length
+        if "--rounds" in arguments:
+            arguments[arguments.index("--rounds") + 1] = "1"
+        else:
+            arguments += ["--rounds", "1"]
     if arguments == ["demo"]:
         pytest.skip("the demo has a test of its own")
     assert main(arguments) == 0, capsys.readouterr().err

@@ -18,7 +18,9 @@ from fedtailor.experiment.config import parse_assignment
 from fedtailor.simulation import rounds as core_federate
 from fedtailor.simulation.engines.store import Store
 
-SMALL = ["run", "--clients", "4", "--rounds", "2", "--partition", "iid", "--set", "training.epochs=1"]
+BASE = ["run", "--clients", "4", "--partition", "iid", "--set", "training.epochs=1"]
+SMALL = [*BASE, "--rounds", "2"]
+ONE_ROUND = [*BASE, "--rounds", "1"]
 
 
 @pytest.fixture(autouse=True)
@@ -86,8 +88,18 @@ def test_several_seeds(folder, capsys):
     run = fedtailor.read_run("two")
     assert list(run.seeds) == [0, 1] and run.status["state"] == "finished"
     assert run.seeds[0].split == run.seeds[1].split, "data.seed is fixed"
+    assert [(record["seed"], record["round"]) for record in run.rounds] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert run.clients[0] == {"seed": 0, **run.seeds[0].clients[0]}
+    assert len(run.clients) == 2 * len(run.seeds[0].clients)
+    assert run.model(3, seed=1)[1] == run.seeds[1].model(3)[1] != run.seeds[0].model(3, seed=0)[1]
+    for seed, got in ((None, "none"), (2, "2")):
+        with pytest.raises(fedtailor.FedtailorError, match=rf"one of those that 'two' holds \(0, 1\), got {got}\."):
+            run.model(3, seed=seed)
+    assert result["shared_split"] is True and "split_sha256" not in result
     code, out, _ = outcome([*SMALL, "--seeds", "0,1"], capsys)
-    assert "±" in out
+    assert "mean of 2 seeds ± standard error, the same split in all" in out
+    code, out, _ = outcome([*SMALL, "--seeds", "0,1", "--set", "data.seed=run"], capsys)
+    assert "mean of 2 seeds ± standard error, each with a split of its own" in out
 
 
 def test_the_same_seed_gives_the_same_bits_from_the_written_configuration(folder, capsys):
@@ -115,6 +127,7 @@ def test_records_of_a_run(folder, capsys):
     assert run.model(3)[1]["participated"] is False and run.model(0)[1]["participated"] is True
     assert run.provenance["split_sha256"] == run.split["split_sha256"]
     assert run.provenance["data"]["subset"] is False
+    assert result["split_sha256"] == run.split["split_sha256"] and "shared_split" not in result
     with open("one/experiment.toml", "rb") as file:
         assert tomllib.load(file)["federation"]["participation"] == "fixed(2)"
 
@@ -213,7 +226,7 @@ def test_clients_left_out_are_not_passed_over_in_silence(folder, capsys, one_cli
     assert first.startswith("note: round 1: 2 uploads left out (client 1: field 'model': ") and first.endswith("; ...)")
     assert second.startswith("note: round 2: 1 upload left out (client 1: ") and not second.endswith("...)")
     assert last == "note: 1 of 4 clients never trained, or never so that it could be used."
-    assert lines[-1] == "warning: uploads left out: 3, failures: 0; events.jsonl says why, in one"
+    assert lines[-1] == "warning: uploads left out: 3, failures: 0; see events.jsonl in one"
     run = fedtailor.read_run("one")
     assert run.result["events"] == {"quarantine": 3, "failed": 0, "skipped": 0}
     assert [run.model(client)[1]["participated"] for client in range(4)] == [True, False, True, True]
@@ -223,19 +236,19 @@ def test_clients_left_out_are_not_passed_over_in_silence(folder, capsys, one_cli
 
 
 def test_who_took_part_is_who_trained(folder):
-    few = [*SMALL, "--participation", "fixed(1)", "--set", "federation.full_last_round=false"]
-    assert main([*few, "--rounds", "1", "-a", "fedavg", "--out", "one"]) == 0
+    few = [*ONE_ROUND, "--participation", "fixed(1)", "--set", "federation.full_last_round=false"]
+    assert main([*few, "-a", "fedavg", "--out", "one"]) == 0
     run = fedtailor.read_run("one")
     drawn = run.rounds[0]["cohort"]
     assert [client for client in range(4) if run.model(client)[1]["participated"]] == drawn and len(drawn) == 1
-    assert main([*few, "--rounds", "1", "-a", "local", "--out", "two"]) == 0
+    assert main([*few, "-a", "local", "--out", "two"]) == 0
     run = fedtailor.read_run("two")
     assert all(run.model(client)[1]["participated"] for client in range(4)), "all train, whoever is drawn"
 
 
 def test_the_table_counts_the_clients_that_were_scored(capsys):
     assert main([*SMALL, "--set", "data.new_clients=1", "-a", "fedavg"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = [re.sub(r"\[.*\]", "", line).split() for line in capsys.readouterr().out.splitlines()]
     counts = {tuple(row[:-7]): row[-7] for row in rows if row and row[0] in ("global", "local", "personalized,")}
     assert counts[("global",)] == counts[("local",)] == "3"
     assert counts[("personalized,", "new", "clients")] == "1"
@@ -245,7 +258,7 @@ def test_the_table_counts_the_clients_that_were_scored(capsys):
 @pytest.mark.parametrize("becomes", [KeyboardInterrupt, ImportError], ids=["kept", "turned into another"])
 def test_an_early_interruption_is_one_sentence(command, becomes, capsys, monkeypatch):
     """A library that is being imported may turn the interruption into an error of its own."""
-    from fedtailor.experiment import catalog
+    from fedtailor.experiment import catalog, doctor
 
     def interrupted(*_, **__):
         try:
@@ -253,7 +266,7 @@ def test_an_early_interruption_is_one_sentence(command, becomes, capsys, monkeyp
         except KeyboardInterrupt:
             raise becomes("cannot import") from None
 
-    for place, name in ((catalog, "examine"), (catalog, "listing"), (config, "make_config")):
+    for place, name in ((doctor, "examine"), (catalog, "list_table"), (config, "make_config")):
         monkeypatch.setattr(place, name, interrupted)
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     assert outcome(command, capsys) == (6, "", "interrupted.\n")
@@ -271,7 +284,13 @@ def test_demo(folder, capsys, monkeypatch):
     for name in demo.ALGORITHMS:
         assert f"\n {name} " in out
         assert fedtailor.read_run(f"shown/{name}").status["state"] == "finished"
-    assert "gain over" in out and "gradient" in out and "personalized, after round 2" in out
+    rows = [line.split() for line in out.splitlines() if line.startswith(" pfedfda ")]
+    by_model = {" ".join(row[1:-4]): row[-4] for row in rows}
+    metrics = fedtailor.read_run("shown/pfedfda").result["metrics"]
+    for model, point in {"shared body, personal classifier": "personalized", "its global model": "global"}.items():
+        assert by_model[model] == f"{100 * metrics[point]['accuracy']['mean']:.1f}"
+    assert len([line for line in err.splitlines() if "round" in line and "left" in line]) <= 12
+    assert "gain over" in out and "gradient" in out and "After round 2" in out
     assert "seed 0" in out and "quarter" in err and "fedtailor run" in err
     suggested = [line for line in err.splitlines() if "fedtailor run -a" in line]
     assert len(suggested) == 2
@@ -304,7 +323,7 @@ def test_list(kind, known, capsys):
     names = [entry["name"] for entry in entries]
     assert known <= set(names) and names == sorted(names)
     assert all(entry["description"] for entry in entries)
-    code, out, _ = outcome(["list", kind], capsys)
+    code, out, _ = outcome(["list", kind.upper()], capsys)
     assert code == 0 and all(name in out for name in names)
 
 
@@ -368,7 +387,12 @@ def test_doctor(folder, capsys):
     assert report["engine"] == "workers" and report["machine"]["physical_cores"] >= 1
     assert report["versions"]["fedtailor"] == fedtailor.__version__
     code, out, _ = outcome(["doctor"], capsys)
-    assert code == 0 and "torch" in out
+    assert code == 0 and out.count(report["versions"]["torch"]) == 1
+    rows = [re.split(r"  +", line.strip(), maxsplit=1) for line in out.splitlines() if line.startswith(" ")]
+    facts = [row[-1] for row in rows[2:] if row != [""]]
+    assert len(set(facts)) == len(facts), "each fact is there once"
+    names = re.findall(r"[a-z]\w+", out.partition("data sets")[2])
+    assert all(names.count(name) == 1 for name in report["datasets"] if name != "digits"), names
 
 
 def test_no_colors_in_pipes(capsys):
@@ -380,7 +404,7 @@ def test_no_colors_in_pipes(capsys):
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_what_does_not_fit_into_memory_goes_into_the_run_folder_meanwhile(folder, monkeypatch, interrupted):
     """The same models come of it, and nothing of it stays."""
-    command = [*SMALL, "-a", "fedrep", "--rounds", "2"]
+    command = [*SMALL, "-a", "fedrep"]
     assert main([*command, "--out", "memory"]) == 0
     seen = []
 
@@ -404,6 +428,6 @@ def test_what_does_not_fit_into_memory_goes_into_the_run_folder_meanwhile(folder
 
 
 def test_training_in_vain_is_said(folder, capsys):
-    outcome([*SMALL, "-a", "fedavg", "--rounds", "1", "--set", "federation.train=all"], capsys)
-    _, _, err = outcome([*SMALL, "-a", "fedavg", "--rounds", "1", "--set", "federation.train=all"], capsys)
+    outcome([*ONE_ROUND, "-a", "fedavg", "--set", "federation.train=all"], capsys)
+    _, _, err = outcome([*ONE_ROUND, "-a", "fedavg", "--set", "federation.train=all"], capsys)
     assert "note: with federation.train 'all', clients outside the cohort train in vain" in err

@@ -110,7 +110,7 @@ def test_an_interrupted_fetch_says_how_to_go_on(data, monkeypatch):
 
     monkeypatch.setattr("fedtailor.data.download.transfer.transfer", interrupted)
     code, out, err = data("fetch", "mnist", "--data-dir", "there")
-    assert (code, out) == (6, "") and err == "interrupted; the same command goes on where this one ended.\n"
+    assert (code, out) == (6, "") and err == "interrupted; run the same command again to resume the download.\n"
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -5,8 +5,8 @@ import tomllib
 
 import pytest
 
+from fedtailor.cli.experiments import experiments_app
 from fedtailor.cli.main import main
-from fedtailor.cli.papers import experiments_app
 
 COMMANDS = ("list", "show", "run", "compare")
 
@@ -175,7 +175,7 @@ def test_records_of_other_settings_are_not_compared(call, folder):
     assert result["records_of_other_settings"] == 1
     assert all(row["value"] is None for table in result["tables"] for row in table["rows"])
     code, _, err = call("compare")
-    assert code == 0 and "1 records are of settings that no table has" in err
+    assert code == 0 and "1 record belongs to settings that are in no table any more" in err
     assert as_json(call("run", "small", "2", "--json"))["cells"][0]["state"] == "done"
 
 
@@ -225,7 +225,7 @@ def test_nothing_that_can_be_run_is_a_problem_with_data(call):
         (["show", "small", "9", "plain", "fedavg"], 3, "unknown table of small '9'"),
         (["show", "small", "1", "plian", "fedavg"], 3, "did you mean 'plain'"),
         (["run", "small", "1", "--method", "fedagv"], 3, "did you mean 'fedavg'"),
-        (["run", "small", "1", "--rounds", "0"], 2, "'--rounds'"),
+        (["run", "small", "1", "--rounds", "0"], 2, "--rounds must be a whole number, 1 or more, got '0'."),
         (["compare", "small", "7"], 3, "unknown table of small '7'"),
     ],
 )

@@ -22,7 +22,7 @@ def environment(**more):
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["demo"], ["run"], ["list"], ["doctor"], ["data"], ["experiments"]],
+    [[], ["demo"], ["run"], ["list"], ["doctor"], ["data"], ["experiments"], ["cache"], ["cache", "clear"]],
     ids=lambda c: " ".join(c) or "all",
 )
 def test_help_imports_nothing_heavy(command):
@@ -42,7 +42,7 @@ def test_every_command_is_covered_here():
 
     names = {command.name or command.callback.__name__ for command in app.registered_commands}
     names |= {group.name for group in app.registered_groups}
-    assert names == {"demo", "run", "list", "doctor", "data", "experiments"}
+    assert names == {"demo", "run", "list", "doctor", "data", "experiments", "cache"}
 
 
 @pytest.mark.parametrize("request_to_end", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])

@@ -241,7 +241,7 @@ def test_unknown_names(arguments, message, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('title = "Small"\n', "", "[paper] lacks 'title'"),
+        ('title = "Small"\n', "", "[paper] needs 'title'"),
         ("year = 2024", "yaer = 2024", "did you mean 'year'?"),
         ("year = 2024", 'year = "2024"', "paper.year must be a whole number"),
         ('point = "global"', 'point = "globl"', "methods.fedavg.point must be one of"),

@@ -1,4 +1,4 @@
-"""The commands of ``fedtailor data``: what there is, fetching it, checking own data, dividing, drawing."""
+"""The commands of ``fedtailor data``: list and fetch data sets, check your own, divide them among clients, draw."""
 
 from __future__ import annotations
 
@@ -9,121 +9,143 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtailor.cli.options import DataDir, Debug, Help, Json, show_help
+from fedtailor.cli.options import (
+    Clients,
+    DataDir,
+    DatasetName,
+    Debug,
+    Json,
+    OwnData,
+    PartitionText,
+    read_assignments,
+    refuse_two_data_sets,
+    whole_number,
+)
+from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.shell import Interrupted, print_json
-from fedtailor.core.errors import ConfigError, DataError, UsageError, did_you_mean
+from fedtailor.core.errors import ConfigError, DataError, UsageError, did_you_mean, match_name
 
 if TYPE_CHECKING:
     from fedtailor.data.division import Division
     from fedtailor.data.options import DataOptions
     from fedtailor.data.plot.style import Picture
 
-data_app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+data_app = make_app()
 
 PLOTS = ("bubbles", "sizes", "corruptions")
-_SIMULATED = 20  # divisions that a plot of sizes is over
+_DIVISIONS_OF_A_PLOT = 20
 
-DatasetName = Annotated[str, typer.Option("--dataset", "-d", help="Data set (see: fedtailor data list).")]
-OwnPath = Annotated[str, typer.Option("--data", help="Own data: a folder or table, or package.module:function.")]
-PartitionText = Annotated[str, typer.Option(help='Who has which examples, such as "dirichlet(alpha=0.5)".')]
-Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of partition, split and corruptions (data.seed; default 42).")]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        parser=whole_number("--seed"),
+        metavar="NUMBER",
+        help="Random seed of partition, split and corruptions (data.seed; default 42).",
+    ),
+]
 Assignments = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option of data, such as data.fraction=0.5.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Any option of data, such as data.fraction=0.5. Repeat it for more."
+    ),
 ]
 
 
 @data_app.callback(invoke_without_command=True, add_help_option=False)
-def _root(
-    context: typer.Context,
-    help_: Help = False,
-) -> None:
-    """Data sets: list, fetch, check your own, divide among clients, draw."""
+def _root(context: typer.Context, help_: Help = False) -> None:
+    """Data sets: list and fetch them, check your own, divide them among clients, draw them."""
     show_help(context, help_)
-    if help_:
-        raise typer.Exit
 
 
-@data_app.command("list")
+@data_app.command("list", cls=Command)
 def list_(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Say all of this data set, its citation too.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", show_default=False, help="Show everything about this data set, with citation."),
+    ] = "",
     data_dir: DataDir = "",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the known data sets: what is there, how large, under which license, how to get it."""
-    from fedtailor.cli.show import data as terminal_data
+    """List the known data sets: which are on this machine, their size and license, and how to get them."""
+    from fedtailor.cli.show.data import show_dataset, show_inventory
     from fedtailor.data import data_folder
     from fedtailor.data.inventory import describe_dataset, inventory
 
     folder = data_folder(data_dir)
     if folder.exists() and not folder.is_dir():
-        message = f"'{folder}' is a file; the data sets are looked for in a folder: --data-dir, or FEDTAILOR_DATA."
+        message = f"'{folder}' is a file; name a folder with --data-dir or FEDTAILOR_DATA."
         raise DataError(message, key="data.dir", path=str(folder), allowed="a folder", got="a file")
     records = [describe_dataset(name, folder)] if name else inventory(folder)
     if json:
         print_json({"data_folder": str(folder), "datasets": records})
     elif name:
-        terminal_data.show_dataset(str(folder), records[0])
+        show_dataset(str(folder), records[0])
     else:
-        terminal_data.show_inventory(str(folder), records)
+        show_inventory(str(folder), records)
 
 
-@data_app.command()
-def fetch(
-    name: Annotated[str, typer.Argument(help="Data set (see: fedtailor data list).")],
+@data_app.command("fetch", cls=Command)
+def fetch_(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set (see: fedtailor data list).")],
     data_dir: DataDir = "",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Download a known data set from where it is published; an interrupted download is gone on with."""
-    from fedtailor.cli.show import data as terminal_data
+    """Download a known data set from its publisher. An interrupted download is resumed."""
+    from fedtailor.cli.show.data import FetchLine, show_fetched
     from fedtailor.data import data_folder
-    from fedtailor.data.download import fetch as fetching
+    from fedtailor.data.download.fetch import fetch
     from fedtailor.data.download.sources import ELSEWHERE
 
     folder = data_folder(data_dir)
     try:
-        with terminal_data.FetchLine() as line:
-            paths = fetching.fetch(name, folder, progress=line)
+        with FetchLine() as line:
+            paths = fetch(name, folder, progress=line)
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; the same command goes on where this one ended.", path=str(folder)) from None
+        raise Interrupted("interrupted; run the same command again to resume the download.", path=str(folder)) from None
     files = [{"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size} for path in paths]
     record = {"dataset": name, "folder": str(folder), "files": files, "elsewhere": ELSEWHERE.get(name)}
     if json:
         print_json(record)
     else:
-        terminal_data.show_fetched(record)
+        show_fetched(record)
 
 
-@data_app.command()
-def check(
-    path: Annotated[str, typer.Argument(help="Own data: a folder or table, or package.module:function.")],
+@data_app.command("check", cls=Command)
+def check_(
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="Your own data: a folder, a table, or package.module:function.")
+    ],
     set_: Assignments = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Read your own data as a run would, and list all that is wrong with them; exit code 4 if they cannot be used."""
-    from fedtailor.cli.show import data as terminal_data
+    """Read your own data as a run would, and list every problem. The exit code is 4 if they cannot be used."""
+    from fedtailor.cli.show.data import show_check
     from fedtailor.data.describe import describe_findings
-    from fedtailor.data.own.check import check as check_own
+    from fedtailor.data.own.check import check
 
-    record = describe_findings(path, check_own(path, _options({"data.path": path}, set_)))
+    options = _options({"data.path": path}, read_assignments(set_))
+    record = describe_findings(path, check(path, options))
     if json:
         print_json(record)
     else:
-        terminal_data.show_check(record)
+        show_check(record)
     if not record["usable"]:
         raise typer.Exit(DataError.exit_code)
 
 
-@data_app.command()
+@data_app.command(cls=Command)
 def partition(
     out: Annotated[
-        str, typer.Option(help="split.json to write, or a folder for client_*.npz; for: fedtailor run --split.")
+        str,
+        typer.Option(
+            metavar="PATH", help="File to write, NAME.json, or folder for client_*.npz; for fedtailor run --split."
+        ),
     ] = "",
     dataset: DatasetName = "",
-    data: OwnPath = "",
+    data: OwnData = "",
     data_dir: DataDir = "",
     partition: PartitionText = "",
     clients: Clients = None,
@@ -132,42 +154,49 @@ def partition(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Divide data among clients: say who has which examples, and write it to a file if asked."""
-    from fedtailor.cli.show import data as terminal_data
+    """Divide data among clients, show what each of them has, and write the split to a file with --out."""
+    from fedtailor.cli.show.data import show_partition
     from fedtailor.core.atomic import to_json, write_whole
     from fedtailor.data.build import split_record
     from fedtailor.data.describe import describe_division
     from fedtailor.data.division import divide
     from fedtailor.data.split_files import write_npz_split
 
-    if (ending := Path(out).suffix) and ending.lower() != ".json":
+    ending = Path(out).suffix
+    if ending and ending.lower() != ".json":
         allowed = "a name that ends in .json for a file, or has no ending for a folder of client_*.npz"
         raise ConfigError(f"--out must be {allowed}, got '{out}'.", key="out", allowed=allowed, got=out)
     _check_is_new(out)
-    named = _named(dataset, data, data_dir, partition, clients, seed)
-    options = _options(named, set_)
+    named = _named_options(dataset, data, data_dir, partition, clients, seed)
+    assignments = read_assignments(set_)
+    options = _options(named, assignments)
     division = divide(options, run_seed=0)
     split = split_record(division, _conditions(division, options))
     if ending:
         write_whole(Path(out), to_json(split) + "\n")
     elif out:
         write_npz_split(Path(out), division.rows, num_new=division.num_new, test=division.test)
-    use = _run_command(out, named, set_ or []) if out else None
-    record = describe_division(division, split) | {"notes": division.notes, "out": out or None, "use": use}
+    record = describe_division(division, split)
+    record["notes"] = division.notes
+    record["out"] = out or None
+    record["use"] = _run_command(out, named, set_ or []) if out else None
     if json:
         print_json(record)
     else:
-        terminal_data.show_partition(record)
+        show_partition(record)
 
 
-@data_app.command()
+@data_app.command(cls=Command)
 def plot(
-    kind: Annotated[str, typer.Argument(help="bubbles, sizes or corruptions.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="One of: bubbles, sizes, corruptions.")],
     out: Annotated[
-        str, typer.Option(help="Picture to write: .html, .png or .svg (default: KIND.html, or KIND-2.html ...).")
+        str,
+        typer.Option(
+            metavar="FILE", help="Picture to write: .html, .png or .svg (default: KIND.html, or KIND-2.html ...)."
+        ),
     ] = "",
     dataset: DatasetName = "",
-    data: OwnPath = "",
+    data: OwnData = "",
     data_dir: DataDir = "",
     partition: PartitionText = "",
     clients: Clients = None,
@@ -176,51 +205,60 @@ def plot(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Draw examples per client and class (bubbles), sizes over 20 divisions, or images under all corruptions."""
-    from fedtailor.cli.show import results as terminal
+    """Draw a picture of the data.
 
-    if kind not in PLOTS:
-        known = f"{did_you_mean(kind, PLOTS) or '.'} Known: {', '.join(PLOTS)}."
-        raise UsageError(f"unknown plot '{kind}'{known}", key="kind", allowed=list(PLOTS), got=kind)
+    bubbles: examples per client and class. sizes: training examples per client, over 20 divisions. corruptions: images
+    under every corruption.
+    """
+    from fedtailor.cli.show.console import say
+
+    found = match_name(kind, PLOTS)
+    if found is None:
+        message = f"unknown plot '{kind}'{did_you_mean(kind, PLOTS) or '.'} Known: {', '.join(PLOTS)}."
+        raise UsageError(message, key="kind", allowed=list(PLOTS), got=kind)
     _check_is_new(out)
-    options = _options(_named(dataset, data, data_dir, partition, clients, seed), set_)
-    picture, out = _draw(kind, options), out or _free_name(kind)
+    named = _named_options(dataset, data, data_dir, partition, clients, seed)
+    picture = _draw(found, _options(named, read_assignments(set_)))
+
     from fedtailor.data.plot import save
 
-    save(picture, Path(out))
+    path = out or _free_name(found)
+    save(picture, Path(path))
     if json:
-        print_json({"plot": kind, "out": out})
+        print_json({"plot": found, "out": path})
     else:
-        terminal.say(f"The picture is in {out}")
+        say(f"The picture is in {path}")
 
 
-def _named(
+def _named_options(
     dataset: str, data: str, data_dir: str, partition: str, clients: int | None, seed: int | None
 ) -> dict[str, Any]:
     """Return the options that were given, by key."""
-    if dataset and data:
-        raise UsageError("give --dataset or --data, not both.", key="data")
-    texts = {"data.dataset": dataset, "data.path": data, "data.dir": data_dir, "data.partition": partition}
-    numbers = {"data.clients": clients, "data.seed": seed}
-    return {key: text for key, text in texts.items() if text} | {
-        key: number for key, number in numbers.items() if number is not None
+    refuse_two_data_sets(dataset, data)
+    values = {
+        "data.dataset": dataset,
+        "data.path": data,
+        "data.dir": data_dir,
+        "data.partition": partition,
+        "data.clients": clients,
+        "data.seed": seed,
     }
+    return {key: value for key, value in values.items() if value is not None and value != ""}
 
 
-def _options(named: dict[str, Any], assignments: Sequence[str] | None) -> DataOptions:
-    """Build the section from the named options and assignments, which win."""
-    from fedtailor.experiment.config import make_config, parse_assignment
+def _options(named: dict[str, Any], assignments: Sequence[tuple[str, Any]]) -> DataOptions:
+    """Build the section from the named options and the assignments, which win."""
+    from fedtailor.experiment.config import make_config
 
-    given = [parse_assignment(text) for text in assignments or []]
-    for key, _ in given:
+    for key, _ in assignments:
         if not key.startswith("data."):
-            message = f"only options of data have a meaning here, such as data.fraction, got '{key}'."
+            message = f"--set takes options of data here, such as data.fraction, got '{key}'."
             raise ConfigError(message, key=key, allowed="data.NAME", got=key)
-    return make_config({}, [*named.items(), *given]).data
+    return make_config({}, [*named.items(), *assignments]).data
 
 
 def _check_is_new(out: str) -> None:
-    """Check that nothing is at the place to write to."""
+    """Check that no file or folder has the name."""
     if out and os.path.lexists(out):
         message = f"'{out}' exists already and is never overwritten. Choose another name with --out."
         raise ConfigError(message, key="out", allowed="a name that does not exist", got=out)
@@ -228,14 +266,16 @@ def _check_is_new(out: str) -> None:
 
 def _free_name(kind: str) -> str:
     """Return a name for a picture that is not taken."""
-    name, number = f"{kind}.html", 2
+    name = f"{kind}.html"
+    number = 2
     while os.path.lexists(name):
-        name, number = f"{kind}-{number}.html", number + 1
+        name = f"{kind}-{number}.html"
+        number += 1
     return name
 
 
 def _conditions(division: Division, options: DataOptions) -> tuple[str, ...]:
-    """Return what a run does to each client's examples; no image is made for it."""
+    """Return the condition of each client's examples in a run. No image is computed."""
     from fedtailor.data.build import CLEAN, conditions_of
     from fedtailor.data.shift import check_images, parse_shift
 
@@ -247,7 +287,7 @@ def _conditions(division: Division, options: DataOptions) -> tuple[str, ...]:
 
 
 def _run_command(out: str, named: dict[str, Any], assignments: Sequence[str]) -> str:
-    """Return the command for a run on the split in ``out``, with the options that it does not decide."""
+    """Return the command for a run on the split in ``out``, with the options that the split does not decide."""
     import shlex
 
     from fedtailor.data.options import DIVIDING
@@ -257,10 +297,13 @@ def _run_command(out: str, named: dict[str, Any], assignments: Sequence[str]) ->
     options = {"data.dataset": "--dataset", "data.path": "--data", "data.dir": "--data-dir"}
     words = ["fedtailor", "run", "--split", out]
     for key, value in named.items():
-        if key not in decided:
-            words += [options[key], value] if key in options else ["--set", f"{key}={value}"]
+        if key in decided:
+            continue
+        words += [options[key], value] if key in options else ["--set", f"{key}={value}"]
     for text in assignments:
-        words += [] if parse_assignment(text)[0] in decided else ["--set", text]
+        key, _ = parse_assignment(text)
+        if key not in decided:
+            words += ["--set", text]
     return shlex.join(words)
 
 
@@ -274,16 +317,20 @@ def _draw(kind: str, options: DataOptions) -> Picture:
     from fedtailor.data.division import divide
 
     division = divide(options, run_seed=0)
-    dataset, partition = division.dataset, division.options.partition or division.options.split
+    dataset = division.dataset
+    partition = division.options.partition or division.options.split
     if kind == "corruptions":
         return plot.corruption_sheet(dataset, seed=division.seed, frost_folder=data_folder(options.dir) / "frost")
     if kind == "bubbles":
         counts = plot.count_classes([rows.train for rows in division.rows], dataset.y, dataset.num_classes)
         title = f"{dataset.name}: training examples per client and class, {partition}"
         return plot.bubbles(counts, client_names=division.client_names, class_names=dataset.class_names, title=title)
-    fixed = options.split or (partition == "natural" and not options.subset)  # the same for every seed
-    seeds = range(division.seed + 1, division.seed + (1 if fixed else _SIMULATED))
-    others = (divide(dataclasses.replace(options, seed=seed), run_seed=0, dataset=dataset) for seed in seeds)
-    sizes = np.array([len(rows.train) for each in (division, *others) for rows in each.rows])
-    over = "1 division" if fixed else f"{_SIMULATED} divisions"
-    return plot.sizes({partition: sizes}, title=f"{dataset.name}: training examples of a client, {over}")
+    same_for_every_seed = options.split or (match_name(partition, ["natural"]) and not options.subset)
+    divisions = 1 if same_for_every_seed else _DIVISIONS_OF_A_PLOT
+    sizes = [len(rows.train) for rows in division.rows]
+    for seed in range(division.seed + 1, division.seed + divisions):
+        other = divide(dataclasses.replace(options, seed=seed), run_seed=0, dataset=dataset)
+        sizes += [len(rows.train) for rows in other.rows]
+    over = "1 division" if divisions == 1 else f"{divisions} divisions"
+    title = f"{dataset.name}: training examples of a client, {over}"
+    return plot.sizes({partition: np.array(sizes)}, title=title)

@@ -1,21 +1,85 @@
-"""Options that commands of all groups have, and the help of a group."""
+"""Options that several commands have, and values that they read."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, errors included.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+from fedtailor.core.errors import UsageError
+
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object to stdout, errors included.")]
+Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")]
 DataDir = Annotated[
-    str, typer.Option(help="Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor).")
+    str,
+    typer.Option(metavar="FOLDER", help="Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor)."),
 ]
-Help = Annotated[bool, typer.Option("--help", help="Show this message.")]
-"""In place of typer's own option, which would import pydantic even for the help of a command."""
+DatasetName = Annotated[
+    str, typer.Option("--dataset", "-d", metavar="NAME", help="Data set (see: fedtailor list datasets).")
+]
+OwnData = Annotated[
+    str,
+    typer.Option("--data", metavar="PATH", help="Your own data: a folder, a table, or package.module:function."),
+]
+PartitionText = Annotated[
+    str,
+    typer.Option(
+        "--partition", metavar="TEXT", help='How examples are divided among clients, such as "dirichlet(alpha=0.5)".'
+    ),
+]
+Out = Annotated[str, typer.Option(metavar="FOLDER", help="Folder to write, new or empty (default: under runs/).")]
 
 
-def show_help(context: typer.Context, asked: bool) -> None:
-    """Print the help of a group of commands, if it was asked for or no command was given."""
-    if (asked or context.invoked_subcommand is None) and (text := context.get_help()):
-        print(text)  # noqa: T201  # empty where rich has printed it
+def whole_number(option: str, *, at_least: int | None = None) -> Callable[[str], int]:
+    """Return a function that reads the value of an option that takes a whole number.
+
+    Args:
+        option: as the user writes it, for the message.
+        at_least: smallest allowed value.
+    """
+    allowed = "a whole number" if at_least is None else f"a whole number, {at_least} or more"
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = None
+        if number is None or (at_least is not None and number < at_least):
+            raise UsageError(f"{option} must be {allowed}, got '{text}'.", key=option, allowed=allowed, got=text)
+        return number
+
+    return read
+
+
+Clients = Annotated[
+    int | None, typer.Option(parser=whole_number("--clients"), metavar="NUMBER", help="Number of clients.")
+]
+
+
+def read_assignments(texts: Sequence[str] | None) -> list[tuple[str, Any]]:
+    """Read the values of ``--set``: pairs of key and value.
+
+    Raises:
+        ConfigError: a text is not ``section.key=value``.
+        UsageError: a key is given twice.
+    """
+    from fedtailor.experiment.config import parse_assignment
+
+    pairs = [parse_assignment(text) for text in texts or []]
+    seen = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise UsageError(f"--set gives '{key}' twice; give it once.", key=key)
+        seen.add(key)
+    return pairs
+
+
+def refuse_two_data_sets(dataset: str, data: str) -> None:
+    """Check that not both a known data set and own data are named.
+
+    Raises:
+        UsageError: both are.
+    """
+    if dataset and data:
+        raise UsageError("give --dataset or --data, not both.", key="data")

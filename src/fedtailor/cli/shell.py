@@ -1,6 +1,7 @@
-"""How a command line ends: signals, errors and exit codes.
+"""Signals, errors and exit codes of the command line.
 
-Data goes to stdout, talk to stderr. Exit codes: 0 ok, 2 usage, 3 configuration, 4 data, 5 run failed, 6 interrupted.
+Data goes to stdout, messages go to stderr. Exit codes: 0 ok, 2 usage, 3 configuration, 4 data, 5 run failed,
+6 interrupted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from fedtailor.core.errors import FedtailorError, RunError, UsageError
+from fedtailor.cli.parsing import translate
+from fedtailor.core.errors import FedtailorError, RunError
 
 T = TypeVar("T")
 
@@ -32,7 +34,7 @@ def run_command_line(app: Callable[..., Any], arguments: list[str]) -> int:
         code, error = _call(app, arguments)
         signals.over = True
         if signals.came and not isinstance(error, Interrupted):
-            # whatever a library or the parser made of it: an exception of its own, or an exit code
+            # a library or the parser may have turned the interruption into another exception or an exit code
             error = Interrupted("interrupted.")
         if error is None:
             return code
@@ -49,10 +51,10 @@ def _call(app: Callable[..., Any], arguments: list[str]) -> tuple[int, BaseExcep
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             return int(app(arguments, prog_name="fedtailor", standalone_mode=False) or 0), None
-    except BrokenPipeError:  # whoever read our output has gone: nobody to talk to
+    except BrokenPipeError:  # nobody reads our output any more
         _drop_output()
         return 1, None
-    except SystemExit as end:  # rich and the parser meet a closed pipe with it
+    except SystemExit as end:  # rich and the parser raise it when a pipe is closed
         return end.code if isinstance(end.code, int) else 1, None
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in arguments:
@@ -61,23 +63,23 @@ def _call(app: Callable[..., Any], arguments: list[str]) -> tuple[int, BaseExcep
 
 
 def _drop_output() -> None:
-    """Send the rest of stdout nowhere, so that flushing it at exit does not fail again."""
+    """Discard the rest of stdout, so that flushing it at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 _ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-"""Ctrl-C, a request to terminate, and the end of the terminal, where there is one."""
+"""Ctrl-C, a request to terminate, and, where the system has it, the end of the terminal."""
 
 
 class _Signals:
-    """Turns what asks for an end into ``KeyboardInterrupt``, and remembers that one came.
+    """Turns the signals that end a process into ``KeyboardInterrupt``, and remembers that one came.
 
-    Remembering matters: what is raised while a library is imported may come out as another exception.
+    It must remember: an exception that is raised while a library is imported may come out as another one.
     """
 
     def __init__(self) -> None:
         self.came = False
-        self.over = False  # once only the report is left to do, which a further signal must not cut off
+        self.over = False  # true once only the report is left to do, which a further signal must not cut off
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Signals:
@@ -105,26 +107,31 @@ class Interrupted(RunError):
 
 
 def guarded(folder: str, work: Callable[[], T]) -> T:
-    """Run something long; an interruption says what is left of it."""
+    """Run something long.
+
+    Raises:
+        Interrupted: it was interrupted; the message says what it left in the folder.
+    """
     try:
         return work()
     except KeyboardInterrupt:
         if Path(folder).exists():
-            what = f"interrupted; the rounds that ended are in '{folder}', and a run cannot be resumed yet."
+            message = f"interrupted; finished rounds are in '{folder}'. A run cannot be resumed yet."
         else:
-            what = "interrupted before anything was written."
-        raise Interrupted(what, path=folder) from None
+            message = "interrupted before anything was written."
+        raise Interrupted(message, path=folder) from None
 
 
 def _report(error: BaseException, *, as_json: bool) -> int:
-    """Say what went wrong, in one sentence or as JSON; return the exit code."""
+    """Print an error as one sentence or as JSON; return its exit code."""
     known = _translate(error)
     if as_json:
         print_json({"error": known.as_record()})
     else:
-        from fedtailor.cli.show.results import say
+        from fedtailor.cli.show.console import say
 
-        say(f"{'' if isinstance(known, Interrupted) else 'error: '}{known.message}", style="bold red")
+        label = "" if isinstance(known, Interrupted) else "error: "
+        say(f"{label}{known.message}", style="bold red")
     return known.exit_code
 
 
@@ -135,8 +142,7 @@ def _translate(error: BaseException) -> FedtailorError:
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("interrupted.")
     if hasattr(error, "format_message"):  # the parser's
-        sentence = str(error.format_message()).strip().rstrip(".")
-        return UsageError(f"{sentence}{'' if sentence.endswith('?') else '.'} See: fedtailor --help")
+        return translate(error)
     if isinstance(error, OSError):
         return RunError(f"{error.strerror or error}: '{error.filename}'.", path=str(error.filename))
     return RunError(f"unexpected {type(error).__name__}: {error} (--debug shows where).")
@@ -150,6 +156,6 @@ def print_json(value: Any) -> None:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    from fedtailor.cli.show.results import say
+    from fedtailor.cli.show.console import say
 
     say(f"warning: {message}", style="yellow")

@@ -39,6 +39,7 @@ _TOO_FRESH = 1.0  # seconds in which a file can change again without a trace in 
 _ABANDONED = 86_400.0  # seconds after which an unfinished entry counts as abandoned
 _DECODED = "decoded"
 _CORRUPTED = "corrupted"
+_ENTRY = re.compile(r"\.?.+-[0-9a-f]{16}")  # a name and the start of a signature; nothing else is ours
 
 
 class CacheEntry(NamedTuple):
@@ -50,6 +51,11 @@ class CacheEntry(NamedTuple):
     """A folder of a decoded data set, or the file of corrupted copies."""
     bytes: int
     """Bytes on the disk."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of what is kept, without its signature."""
+        return self.path.name.removeprefix(".").rpartition("-")[0]
 
 
 def entries() -> list[CacheEntry]:
@@ -63,7 +69,8 @@ def entries() -> list[CacheEntry]:
         folder = cache_folder() / kind
         try:
             if folder.is_dir():
-                found += [CacheEntry(kind, path, _bytes_of(path)) for path in sorted(folder.iterdir())]
+                paths = sorted(path for path in folder.iterdir() if _ENTRY.match(path.name))
+                found += [CacheEntry(kind, path, _bytes_of(path)) for path in paths]
         except OSError as reason:
             raise _failed("read", folder, reason) from reason
     return found

@@ -1,4 +1,4 @@
-"""What an algorithm sends, keeps and discloses, from its own declarations."""
+"""Description of an algorithm, from its own declarations: what it sends, keeps and discloses."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def describe_algorithm(name: str, entry: Entry, task: Task) -> dict[str, Any]:
     """Return a description, ready for JSON.
 
     Args:
-        name: of the algorithm.
-        entry: its line of the table.
-        task: with the model whose bytes are counted.
+        name: name of the algorithm.
+        entry: its line in the table.
+        task: a task with the model whose bytes are counted.
     """
     cls = load_algorithm(name)
     algorithm = cls()
@@ -54,13 +54,14 @@ def describe_algorithm(name: str, entry: Entry, task: Task) -> dict[str, Any]:
 
 
 def kept(algorithm: Algorithm[Any, Any, Any], task: Task) -> list[str]:
-    """Return what a client keeps from round to round: parts of the model, or the names of what else there is."""
+    """Return what a client keeps from round to round: parts of the model, or the names of other values."""
     counts = torch.ones(task.num_classes)
     state = algorithm.init_client(task, ClientInfo(counts.sum(), counts), new_key(0))
     return _parts(state, task, "a number")
 
 
 def _parts(state: Any, task: Task, otherwise: str) -> list[str]:
+    """Return the names of the parts of a client's state; ``otherwise`` where it has none."""
     if not tree.leaves(state):
         return []
     if isinstance(state, Mapping):
@@ -74,21 +75,25 @@ def _parts(state: Any, task: Task, otherwise: str) -> list[str]:
 
 
 def most_bytes_up(messages: Messages, task: Task) -> int:
-    """Return the bytes of an upload of which all rows are sent that the declaration allows; a method may send fewer."""
+    """Return the bytes of an upload with as many rows as its declaration allows; a method may send fewer."""
     weights = {_weight_name(name, field): field for name, field in messages.items() if field.reduction == "mean"}
     numbers = {"num_train": 1, "equal": 0, "class_counts": task.num_classes}
-    scalars = 0
+    scalars = sum(numbers.get(field.weight, _all_rows(field)) for field in weights.values())
     for field in messages.values():
-        if field.reduction != "none":
-            scalars += field.scalars() * field.rows // _all_rows(field) if field.rows else field.scalars()
-    return BYTES_PER_SCALAR * (scalars + sum(numbers.get(field.weight, _all_rows(field)) for field in weights.values()))
+        if field.reduction == "none":
+            continue
+        if field.rows:
+            scalars += field.scalars() * field.rows // _all_rows(field)
+        else:
+            scalars += field.scalars()
+    return BYTES_PER_SCALAR * scalars
 
 
 def _all_rows(field: Field) -> int:
-    """Return how many rows a field has of which single ones are sent, each with its weight; 1 if it is sent whole."""
+    """Return the number of rows of a field that is sent by row, each with its weight; 1 if it is sent whole."""
     return next(iter(field.leaf_shapes().values()))[0] if field.rows else 1
 
 
 def _weight_name(name: str, field: Field) -> str:
-    """Return under which name a weight is sent: the same one is sent once."""
+    """Return the name under which a weight is sent. Weights of one name are sent once."""
     return name if field.weight == "own" else field.weight

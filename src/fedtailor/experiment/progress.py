@@ -1,4 +1,4 @@
-"""What is told about a run while it goes on."""
+"""Progress reporting."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any, Protocol
 
 
 class Progress(Protocol):
-    """What is told about a run while it goes on."""
+    """Receives the progress of a run."""
 
     def begin(self, title: str, num_rounds: int) -> None:
         """Start a run of one seed."""
 
     def round(self, record: Mapping[str, Any]) -> None:
-        """End a round; ``record`` is its line in ``rounds.jsonl``."""
+        """Report the end of a round; ``record`` is its line in ``rounds.jsonl``."""
 
     def prepare(self, done: int, total: int) -> None:
-        """Say how many images of ``total`` have been corrupted, before the first round."""
+        """Report how many images of ``total`` have been corrupted, before the first round."""
 
     def note(self, text: str) -> None:
-        """Say something that a user should know."""
+        """Report something that a user should know."""
 
     def end(self) -> None:
-        """End a run, whatever its end was."""
+        """Report the end of a run, finished or not."""
 
 
 class Silence:
-    """Tells nothing."""
+    """Reports nothing."""
 
     def begin(self, title: str, num_rounds: int) -> None:
         """Do nothing."""

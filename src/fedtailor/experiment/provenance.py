@@ -1,4 +1,4 @@
-"""Where a result comes from: versions, commit, machine."""
+"""Provenance of a result: versions, commit, machine, data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def describe() -> dict[str, Any]:
 
 
 def describe_data(dataset: Dataset) -> dict[str, Any]:
-    """Return which data was used, and where it came from."""
+    """Return the data that was used and its sources."""
     return {
         "dataset": dataset.name,
         "sha256": dataset.digest,
@@ -49,7 +49,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the speed of a run depends on, and the build of torch that its bits depend on."""
+    """Return the facts that the speed and the exact bits of a run depend on: system, processor, build of torch."""
     import torch
 
     from fedtailor.simulation.engines.workers import physical_cores
@@ -77,7 +77,7 @@ def commit() -> str | None:
         return answer.stdout.strip() if answer.returncode == 0 else None
 
     if git("ls-files", "--error-unmatch", "__init__.py") is None:
-        return None  # installed somewhere inside a repository that is not this project's
+        return None  # the package is installed inside another project's repository
     head = git("rev-parse", "HEAD")
     return f"{head}+changes" if head and git("status", "--porcelain", "--", ".") else head
 

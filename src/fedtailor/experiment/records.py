@@ -1,12 +1,12 @@
-"""What a run writes, and how it is read back. No torch.
+"""Run folders: written while a run goes on, and read back. No torch.
 
 A run folder holds ``experiment.toml`` (resolved), ``provenance.json``, ``split.json``, ``status.json``,
 ``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``, ``models/CLIENT.safetensors`` with ``CLIENT.json``, and
 ``result.json`` once it has finished. A run of several seeds holds one such folder per seed, ``seed-0`` and so on.
 
 Files appear whole: written under a temporary name, synchronized, renamed. Lines are appended and synchronized
-once per round, ``rounds.jsonl`` last: a round that is in it is complete in the other files, and whatever a killed
-run left beyond that is ignored when it is read.
+once per round, ``rounds.jsonl`` last. A round that is in it is therefore complete in the other files. Anything that a
+killed run left beyond it is ignored on reading.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def refuse_existing(path: Path) -> None:
 class RunFolder:
     """The folder of one run, or of a run of several seeds, while it is written.
 
-    As a context manager it keeps the state honest: what ends the block early makes it ``interrupted`` or ``failed``.
+    As a context manager it keeps the state true: if the block ends early, the state is ``interrupted`` or ``failed``.
     """
 
     def __init__(self, path: Path, *, config: str, provenance: Record, several_seeds: bool = False) -> None:
         """Make the folder with its configuration (TOML) and provenance.
 
-        A folder of several seeds has no rounds of its own: its status counts none.
+        The folder of several seeds has no rounds, so its status does not count them.
 
         Raises:
             ConfigError: something is there already.
@@ -94,12 +94,12 @@ class RunFolder:
         write_whole(self.path / "status.json", to_json(status) + "\n")
 
     def _count_rounds(self) -> int:
-        """Count the lines that are there: an interruption can come between writing one and counting it."""
+        """Count the lines in the file, since an interruption can come between writing a round and counting it."""
         path = self.path / "rounds.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def write_split(self, split: Record) -> None:
-        """Write ``split.json``: who has which examples."""
+        """Write ``split.json``: which client has which examples."""
         write_whole(self.path / "split.json", to_json(split) + "\n")
 
     def add_round(self, record: Record, *, clients: Sequence[Record] = (), events: Sequence[Record] = ()) -> None:
@@ -132,7 +132,7 @@ class RunFolder:
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Return whether an interruption is the cause, whatever exception a library made of it."""
+    """Return whether an interruption is the cause, even if a library turned it into another exception."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -148,19 +148,30 @@ class Run:
     status: dict[str, Any]
     split: dict[str, Any]
     rounds: list[dict[str, Any]]
+    """The lines of ``rounds.jsonl``. With several seeds: those of all of them, each line with its ``seed``."""
     clients: list[dict[str, Any]]
+    """The lines of ``clients.jsonl``, in the same way."""
     events: list[dict[str, Any]]
+    """The lines of ``events.jsonl``, in the same way."""
     result: dict[str, Any] | None
     """What ``fedtailor run --json`` printed; None for a run that has not finished."""
     seeds: dict[int, Run]
     """The runs of the single seeds, where there are several."""
 
-    def model(self, client: str | int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def model(self, client: str | int, *, seed: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Return a client's tensors by path, and its model card.
 
+        Args:
+            client: name or number of the client.
+            seed: which of several seeds.
+
         Raises:
+            ConfigError: there are several seeds and none of them is named.
             DataError: there is no such model, or its file is damaged.
         """
+        if self.seeds or seed not in (None, self.config.get("seed")):
+            return self._run_of(seed).model(client)
+
         from safetensors.numpy import load
 
         name = safe_name(str(client))
@@ -171,12 +182,28 @@ class Run:
             raise DataError(f"'{path}' is damaged: its SHA-256 is not that of its card.", path=str(path))
         return load(raw), card
 
+    def _run_of(self, seed: int | None) -> Run:
+        """Return the run of one of several seeds.
+
+        Raises:
+            ConfigError: none is named, or there is no such seed.
+        """
+        if seed is None or seed not in self.seeds:
+            known = ", ".join(map(str, self.seeds)) or str(self.config.get("seed"))
+            got = "none" if seed is None else seed
+            message = f"seed must be one of those that '{self.path}' holds ({known}), got {got}."
+            raise ConfigError(message, key="seed", allowed=list(self.seeds), got=got)
+        return self.seeds[seed]
+
 
 def read_run(path: str | Path) -> Run:
     """Read a run folder, whatever state the run is in.
 
+    The folder of several seeds holds a run per seed, in ``run.seeds``; its own rounds, clients and events are those of
+    all seeds, each with its ``seed``.
+
     Raises:
-        DataError: the folder is no run, or one of its files is damaged.
+        DataError: the folder is not a run, or one of its files is damaged.
 
     Example:
         >>> import fedtailor
@@ -196,6 +223,11 @@ def read_run(path: str | Path) -> Run:
     clients = [record for record in _read_lines(path / "clients.jsonl") if record["round"] in done]
     events = [record for record in _read_lines(path / "events.jsonl") if record.get("round", 0) in done | {0}]
     folders = {int(seed): path / f"seed-{seed}" for seed in config.get("seeds", [])}
+    seeds = {seed: read_run(folder) for seed, folder in folders.items() if folder.exists()}
+    for seed, run in seeds.items():
+        rounds += [{"seed": seed, **record} for record in run.rounds]
+        clients += [{"seed": seed, **record} for record in run.clients]
+        events += [{"seed": seed, **record} for record in run.events]
     return Run(
         path=path,
         config=config,
@@ -206,7 +238,7 @@ def read_run(path: str | Path) -> Run:
         clients=clients,
         events=events,
         result=_read_json(path / "result.json", default=None),
-        seeds={seed: read_run(folder) for seed, folder in folders.items() if folder.exists()},
+        seeds=seeds,
     )
 
 

@@ -130,6 +130,7 @@ def _run_rounds(parts: PreparedRun, folder: records.RunFolder, progress: Progres
         "clients": len(parts.divided.division.rows),
         "rounds": config.federation.rounds,
         "seeds": list(config.seeds),
+        "split_sha256": split_record(parts.divided.division, parts.divided.conditions)["split_sha256"],
         "metrics": metrics,
         **({"new_clients": new_clients} if new_clients else {}),
         **({"sites": sites} if sites else {}),

@@ -1,4 +1,4 @@
-"""From reports of rounds to records: one per round, one per client and evaluation, and the result of a run."""
+"""Records of a run, from the reports of its rounds: one per round, one per client and evaluation, and the result."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedtailor.core.federation import Federation
-from fedtailor.core.metrics import per_client, recall, summarize
+from fedtailor.core.metrics import Scores, per_client, recall, summarize
 from fedtailor.simulation.report import Evaluation, RoundReport
 
 Record = dict[str, Any]
+_NORMAL_975 = 1.959963984540054
+"""The 97.5 % quantile of the normal distribution."""
 _EVENTS = {"quarantine": "upload{s} left out", "failed": "client{s} failed", "skipped": "client{s} skipped"}
 
 
@@ -24,40 +26,39 @@ def round_record(report: RoundReport, federation: Federation) -> Record:
         "bytes": {"up": report.bytes_up, "down": report.bytes_down},
         "seconds": report.seconds,
         "metrics": {name: _mean(list(values.values())) for name, values in report.metrics.items()},
-        "evaluations": [
-            {
-                **_labels(evaluation),
-                "metrics": _summary(evaluation, federation, range(len(evaluation.scores))),
-                **_by_condition(evaluation, federation),
-            }
-            for evaluation in report.evaluations
-        ],
+        "evaluations": [_evaluation_record(evaluation, federation) for evaluation in report.evaluations],
+    }
+
+
+def _evaluation_record(evaluation: Evaluation, federation: Federation) -> Record:
+    """Return what an evaluation is of, and its figures over all clients."""
+    return {
+        **_labels(evaluation),
+        "metrics": _summary(evaluation, federation, range(len(evaluation.scores))),
+        **_by_condition(evaluation, federation),
     }
 
 
 def client_records(report: RoundReport, federation: Federation) -> list[Record]:
     """Return the lines of ``clients.jsonl`` for a round: scores by client, and its training metrics."""
-    records: list[Record] = [
-        {
-            "round": report.round,
-            "client": client,
-            **_labels(evaluation),
-            **({"condition": federation.conditions[client]} if federation.conditions else {}),
-            "num_train": len(federation.splits[client].train),
-            "num_test": len(federation.splits[client].test),
-            **per_client(scores),
-            "recall": recall(scores),
-            **_of_client("diagnostics", evaluation.diagnostics, client),
-        }
-        for evaluation in report.evaluations
-        if evaluation.test_set != "complete"
-        for client, scores in zip(evaluation.ids, evaluation.scores, strict=True)
-    ]
-    trained = sorted({client for values in report.metrics.values() for client in values})
-    return records + [
-        {"round": report.round, "client": client, "point": "training", **_of_client("metrics", report.metrics, client)}
-        for client in trained
-    ]
+    records: list[Record] = []
+    for evaluation in report.evaluations:
+        if evaluation.test_set == "complete":
+            continue
+        for client, scores in zip(evaluation.ids, evaluation.scores, strict=True):
+            record = {"round": report.round, "client": client, **_labels(evaluation)}
+            if federation.conditions:
+                record["condition"] = federation.conditions[client]
+            record["num_train"] = len(federation.splits[client].train)
+            record["num_test"] = len(federation.splits[client].test)
+            record |= per_client(scores)
+            record["recall"] = recall(scores)
+            record |= _of_client("diagnostics", evaluation.diagnostics, client)
+            records.append(record)
+    for client in sorted({client for values in report.metrics.values() for client in values}):
+        record = {"round": report.round, "client": client, "point": "training"}
+        records.append(record | _of_client("metrics", report.metrics, client))
+    return records
 
 
 def final_metrics(record: Record) -> tuple[Record, Record]:
@@ -76,19 +77,46 @@ def final_metrics(record: Record) -> tuple[Record, Record]:
 
 
 def site_scores(report: RoundReport, federation: Federation) -> Record:
-    """Return the scores of personalized models by the clients' names; empty where clients have numbers only."""
+    """Return the scores of the personalized models by the clients' names; empty where clients have no names.
+
+    ``accuracy_interval`` is the 95 % interval of an accuracy, see :func:`wilson_interval`.
+    """
     if not federation.client_names:
         return {}
-    return {
-        federation.client_names[client]: {
-            "num_train": len(federation.splits[client].train),
-            "num_test": len(federation.splits[client].test),
-            **per_client(scores),
-        }
-        for evaluation in report.evaluations
-        if (evaluation.point, evaluation.test_set) == ("personalized", "clients")
-        for client, scores in zip(evaluation.ids, evaluation.scores, strict=True)
-    }
+    sites: Record = {}
+    for evaluation in report.evaluations:
+        if evaluation.point != "personalized" or evaluation.test_set != "clients":
+            continue
+        for client, scores in zip(evaluation.ids, evaluation.scores, strict=True):
+            site: Record = {
+                "num_train": len(federation.splits[client].train),
+                "num_test": len(federation.splits[client].test),
+                **per_client(scores),
+            }
+            if "accuracy" in site:
+                site["accuracy_interval"] = wilson_interval(site["accuracy"], _num_examples(scores))
+            sites[federation.client_names[client]] = site
+    return sites
+
+
+def wilson_interval(accuracy: float, num_examples: int) -> Record:
+    """Return the 95 % interval of an accuracy that was measured on ``num_examples`` test examples.
+
+    Wilson 1927, "Probable inference, the law of succession, and statistical inference", JASA 22 (158). The interval
+    is about the examples only: it takes the model as given.
+
+    Returns:
+        ``low`` and ``high``, fractions.
+
+    Example:
+        >>> {name: round(bound, 3) for name, bound in wilson_interval(0.75, 12).items()}
+        {'low': 0.468, 'high': 0.911}
+    """
+    ratio = _NORMAL_975**2 / num_examples
+    center = (accuracy + ratio / 2) / (1 + ratio)
+    variance = accuracy * (1 - accuracy) / num_examples + ratio / (4 * num_examples)
+    half_width = _NORMAL_975 * math.sqrt(variance) / (1 + ratio)
+    return {"low": max(0.0, center - half_width), "high": min(1.0, center + half_width)}
 
 
 def evaluation_name(evaluation: Mapping[str, Any]) -> str:
@@ -111,7 +139,7 @@ def count_events(reports: Iterable[Sequence[Mapping[str, Any]]]) -> dict[str, in
 
 
 def event_sentences(report: RoundReport) -> list[str]:
-    """Say what happened to clients in a round: one sentence per kind, with the first reason."""
+    """Return what happened to clients in a round: one sentence per kind of event, with the first reason."""
     sentences = []
     for kind, words in _EVENTS.items():
         found = [event for event in report.events if event["kind"] == kind]
@@ -126,11 +154,14 @@ def event_sentences(report: RoundReport) -> list[str]:
 def average(results: Sequence[Record]) -> Record:
     """Return the mean of results over seeds: every figure, with ``sem`` beside the figures of a metric.
 
-    Counts (seconds, bytes, steps) are means too, but events are summed: none is lost to rounding. What is no number
-    is taken from the first result.
+    Counts (seconds, bytes, steps) are means too, but events are summed, so that none is lost to rounding.
+    ``shared_split`` says whether all seeds had the same split. Values that are not numbers are those of the first
+    result.
     """
     first = results[0]
-    means = {name: _average([result[name] for result in results]) for name in first}
+    means = {name: _average([result[name] for result in results]) for name in first if name != "split_sha256"}
+    if "split_sha256" in first:
+        means["shared_split"] = len({result["split_sha256"] for result in results}) == 1
     if "events" in first:
         means["events"] = {kind: sum(result["events"][kind] for result in results) for kind in first["events"]}
     return means
@@ -151,7 +182,7 @@ def _average(values: Sequence[Any]) -> Any:
 
 
 def _labels(evaluation: Evaluation) -> Record:
-    """Return what the scores are scores of."""
+    """Return the labels of an evaluation: point, adaptation, test set and clients."""
     return {
         "point": evaluation.point,
         "adaptation": evaluation.adaptation,
@@ -163,14 +194,23 @@ def _labels(evaluation: Evaluation) -> Record:
 def _summary(evaluation: Evaluation, federation: Federation, places: Iterable[int]) -> Record:
     """Return the figures over some of the clients of an evaluation."""
     chosen = list(places)
-    sizes = [len(federation.splits[client].train) for client in evaluation.ids] or [0]  # complete: nobody's
+    sizes = [len(federation.splits[client].train) for client in evaluation.ids] or [0]  # the complete set has no client
     num_train = [sizes[place] for place in chosen]
-    figures = summarize([evaluation.scores[place] for place in chosen], num_train)
-    return {name: dict(values) for name, values in figures.items()}
+    scores = [evaluation.scores[place] for place in chosen]
+    figures: Record = {name: dict(values) for name, values in summarize(scores, num_train).items()}
+    figures["examples"] = sum(_num_examples(each) for each in scores)
+    if "accuracy" in figures:
+        figures["pooled_interval"] = wilson_interval(figures["accuracy"]["pooled"], figures["examples"])
+    return figures
+
+
+def _num_examples(scores: Scores) -> int:
+    """Return the number of test examples that scores are of."""
+    return round(float(scores.class_total.sum()))
 
 
 def _by_condition(evaluation: Evaluation, federation: Federation) -> Record:
-    """Return the figures by what was done to the clients' examples, where that differs among them."""
+    """Return the figures by the condition of the clients' examples, where there are several."""
     if not federation.conditions:
         return {}
     places: dict[str, list[int]] = {}
@@ -182,7 +222,7 @@ def _by_condition(evaluation: Evaluation, federation: Federation) -> Record:
 
 
 def _of_client(name: str, table: Mapping[str, Mapping[int, float]], client: int) -> Record:
-    """Return a client's numbers under a name of their own, or nothing."""
+    """Return a client's numbers under a name, or nothing if there are none."""
     numbers = {key: values[client] for key, values in table.items() if client in values}
     return {name: numbers} if numbers else {}
 

@@ -1,4 +1,4 @@
-"""Records of experiments: one small file per run, and the comparison of the papers' numbers with them. No torch."""
+"""Records of experiments, one small file per run, and their comparison with the papers' numbers. No torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NEEDED = ("digest", "seed", "result")
 
 
 def make_record(cell: Cell, result: Mapping[str, Any], provenance: Mapping[str, Any]) -> Record:
-    """Return the record of a cell from the result of its run: without what is long."""
+    """Return the record of a cell from the result of its run, without the long parts."""
     kept = {name: value for name, value in result.items() if name not in ("run", "sites")}
     scores = {reading.name: describe(reading, read_score(reading, result)) for reading in cell.readings}
     return {
@@ -38,8 +38,11 @@ def make_record(cell: Cell, result: Mapping[str, Any], provenance: Mapping[str, 
 
 
 def describe(reading: Reading, value: float | None) -> Record:
-    """Return what a number is, the paper's and ours."""
-    score, known = reading.score, value is not None and reading.reference is not None
+    """Return the paper's number, ours, and what they are numbers of."""
+    score = reading.score
+    difference = None
+    if value is not None and reading.reference is not None:
+        difference = value - reading.reference
     return {
         "label": score.label,
         "point": score.point,
@@ -48,7 +51,7 @@ def describe(reading: Reading, value: float | None) -> Record:
         "figure": score.figure,
         "value": value,
         "reference": reading.reference,
-        "difference": value - reading.reference if known else None,  # type: ignore[operator]  # both are numbers
+        "difference": difference,
     }
 
 
@@ -60,7 +63,7 @@ def read_score(reading: Reading, result: Mapping[str, Any]) -> float | None:
 
 
 def write_record(folder: Path, record: Record) -> Path:
-    """Write a record to ``folder``/PAPER, and return its path; one of the same run is replaced."""
+    """Write a record to ``folder``/PAPER and return its path. A record of the same run is replaced."""
     name = safe_name(f"{record['column']}-{record['method']}-seed{record['seed']}-{record['digest'][:8]}")
     path = folder / str(record["paper"]) / f"{name}.json"
     try:
@@ -75,7 +78,7 @@ def read_records(folder: Path, paper: str) -> list[Record]:
     """Return the records of a paper, in the order of their names.
 
     Raises:
-        DataError: a file is no record.
+        DataError: a file is not a record.
     """
     found = []
     for path in sorted((folder / paper).glob("*.json")):
@@ -86,19 +89,21 @@ def read_records(folder: Path, paper: str) -> list[Record]:
         except ValueError as reason:
             raise DataError(f"'{path}' is damaged: {reason}.", path=str(path)) from reason
         if not isinstance(record, dict) or any(name not in record for name in _NEEDED):
-            raise DataError(f"'{path}' is no record of an experiment: needs {', '.join(_NEEDED)}.", path=str(path))
+            raise DataError(
+                f"'{path}' is not a record of an experiment: it needs {', '.join(_NEEDED)}.", path=str(path)
+            )
         found.append(record)
     return found
 
 
 def records_of(cell: Cell, records: Iterable[Record]) -> list[Record]:
-    """Return the records of a cell's settings, whatever table they were run for, by seed."""
+    """Return the records of a cell's settings by seed. They may have been run for another table."""
     own = [record for record in records if record["digest"] == cell.digest]
     return sorted(own, key=lambda record: int(record["seed"]))
 
 
 def unused(paper: Paper, records: Iterable[Record]) -> list[Record]:
-    """Return the records whose settings no table has any more."""
+    """Return the records whose settings are in no table any more."""
     digests = {cell.digest for table in paper.tables for cell in cells(paper, table)}
     return [record for record in records if record["digest"] not in digests]
 
@@ -113,6 +118,7 @@ def _row(cell: Cell, reading: Reading, own: Sequence[Record]) -> Record:
     values = [value for _, value in found if value is not None]
     mean = math.fsum(values) / len(values) if values else None
     evaluated = [_metrics(reading, record["result"]).get("clients", {}).get("evaluated") for record in own]
+    splits = {record.get("provenance", {}).get("split_sha256") for record, value in found if value is not None}
     return {
         "paper": cell.paper.name,
         "table": cell.table,
@@ -123,13 +129,14 @@ def _row(cell: Cell, reading: Reading, own: Sequence[Record]) -> Record:
         "spread": reading.spread,
         "sem": _standard_error(values),
         "seeds": [record["seed"] for record, value in found if value is not None],
+        "shared_split": len(splits) == 1,
         "scored_clients": next((number for number in evaluated if number is not None), None),
         "inferred": list(cell.inferred),
     }
 
 
 def _metrics(reading: Reading, result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the figures that a number is among; empty if the result does not have them."""
+    """Return the figures that contain a number; empty if the result does not have them."""
     score = reading.score
     points: Mapping[str, Any] = result.get("new_clients" if score.clients == "new" else "metrics", {})
     metrics: Mapping[str, Any] = points.get(score.point, {})
@@ -145,7 +152,7 @@ def _standard_error(values: Sequence[float]) -> float | None:
 
 
 def _shortened(value: Any) -> Any:
-    """Return a result without recalls by class."""
+    """Return a result without the recalls by class."""
     if isinstance(value, Mapping):
         return {name: _shortened(item) for name, item in value.items() if name != "recall"}
     return value

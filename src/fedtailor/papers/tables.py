@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedtailor.core.errors import ConfigError, DataError, unknown_name
+from fedtailor.core.errors import ConfigError, DataError, find_name, unknown_name
 from fedtailor.papers.format import SETTINGS, Column, Layer, Method, Score, Source, Table, build_section
 
 T = TypeVar("T")
@@ -101,8 +101,7 @@ def load_paper(name: str, folder: Path | None = None) -> Paper:
         DataError: the file cannot be read.
     """
     folder = folder or experiments_folder()
-    if name not in (known := paper_names(folder)):
-        raise unknown_name("paper", name, known, key="paper")
+    name = find_name("paper", name, paper_names(folder), key="paper")
     path = folder / name / "paper.toml"
     try:
         values = tomllib.loads(path.read_bytes().decode())
@@ -122,27 +121,23 @@ def expand(paper: Paper, table: str, column: str, method: str, seed: int = 0) ->
     Raises:
         ConfigError: an unknown table, or a column or method that the table does not have, with the nearest name.
     """
-    if table not in paper.tables:
-        raise unknown_name(f"table of {paper.name}", table, paper.tables, key="table")
+    table = find_table(paper, table)
     entry = paper.tables[table]
-    for what, name, known in (("column", column, entry.columns), ("method", method, tuple(entry.reference))):
-        if name not in known:
-            raise unknown_name(f"{what} of table {table}", name, known, key=what)
+    column = find_name(f"column of table {table}", column, entry.columns, key="column")
+    method = find_name(f"method of table {table}", method, entry.reference, key="method")
     chosen = paper.methods[method]
     layers: list[Layer] = [paper.base, paper.columns[column], chosen]
     if column in chosen.columns:
         layers.append(build_section(Layer, chosen.columns[column], f"methods.{method}.columns.{column}"))
     values, inferred = _merge(layers)
-    readings = tuple(
-        Reading(
-            name,
-            dataclasses.replace(score := paper.scores[name], point=score.point or chosen.point),
-            _fraction(entry, numbers, column),
-            _fraction(entry, _by_score(paper, entry.spreads.get(method, {})).get(name), column),
-        )
-        for name, numbers in _by_score(paper, entry.reference[method]).items()
-    )
-    return Cell(paper, table, column, method, seed, {"seed": seed, **values}, inferred, readings)
+    spreads = _by_score(paper, entry.spreads.get(method, {}))
+    readings = []
+    for name, numbers in _by_score(paper, entry.reference[method]).items():
+        score = paper.scores[name]
+        score = dataclasses.replace(score, point=score.point or chosen.point)
+        reference = _fraction(entry, numbers, column)
+        readings.append(Reading(name, score, reference, _fraction(entry, spreads.get(name), column)))
+    return Cell(paper, table, column, method, seed, {"seed": seed, **values}, inferred, tuple(readings))
 
 
 def cells(paper: Paper, table: str, *, column: str = "", method: str = "", seed: int = 0) -> list[Cell]:
@@ -151,11 +146,19 @@ def cells(paper: Paper, table: str, *, column: str = "", method: str = "", seed:
     Raises:
         ConfigError: an unknown name, with the nearest one.
     """
-    if table not in paper.tables:
-        raise unknown_name(f"table of {paper.name}", table, paper.tables, key="table")
-    entry = paper.tables[table]
-    methods, columns = [method] if method else entry.reference, [column] if column else entry.columns
+    entry = paper.tables[find_table(paper, table)]
+    columns = [column] if column else entry.columns
+    methods = [method] if method else entry.reference
     return [expand(paper, table, one, other, seed) for one in columns for other in methods]
+
+
+def find_table(paper: Paper, name: str) -> str:
+    """Return the table of a paper that a name stands for.
+
+    Raises:
+        ConfigError: there is no such table.
+    """
+    return find_name(f"table of {paper.name}", name, paper.tables, key="table")
 
 
 def _merge(layers: list[Layer]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -190,8 +193,9 @@ def _fraction(table: Table, numbers: Any, column: str) -> float | None:
 
 def _paper(name: str, values: dict[str, Any]) -> Paper:
     """Build a paper from its file, and check that the names in it belong together."""
+    known = ("paper", "base", "columns", "methods", "scores", "tables")
     for key in values:
-        if key not in (known := ("paper", "base", "columns", "methods", "scores", "tables")):
+        if key not in known:
             raise unknown_name("section", key, known, key=key)
 
     def named(section: str, cls: type[T], default: Any) -> dict[str, T]:
@@ -221,7 +225,8 @@ def _paper(name: str, values: dict[str, Any]) -> Paper:
 
 def _check_table(paper: Paper, name: str) -> None:
     """Check names and lengths of a table."""
-    table, key = paper.tables[name], f"tables.{name}"
+    table = paper.tables[name]
+    key = f"tables.{name}"
     for column in table.columns:
         if column not in paper.columns:
             raise unknown_name("column", column, paper.columns, key=f"{key}.columns")
@@ -237,8 +242,8 @@ def _check_table(paper: Paper, name: str) -> None:
 
 def _check_row(row: Any, length: int, key: str) -> None:
     """Check that a row of a table is a list of so many numbers."""
-    right = isinstance(row, list) and all(isinstance(one, int | float) and one is not True for one in row)
-    if not right or len(row) != length:
+    is_right = isinstance(row, list) and len(row) == length and all(type(number) in (int, float) for number in row)
+    if not is_right:
         allowed = f"a list of {length} numbers, one for each column"
         raise ConfigError(f"{key} must be {allowed}, got {row!r}.", key=key, allowed=allowed, got=repr(row))
 
@@ -256,7 +261,7 @@ def dataset_states(data_dir: str = "") -> dict[str, str]:
 
 
 def missing(cell: Cell, states: Mapping[str, str]) -> list[str]:
-    """Say what a cell needs and is not there: algorithm, model, files of the data set; empty if it can be run.
+    """Return a sentence for each part that a cell needs and that is missing: algorithm, model, data set.
 
     Args:
         cell: the cell.
@@ -265,11 +270,15 @@ def missing(cell: Cell, states: Mapping[str, str]) -> list[str]:
     from fedtailor.algorithms import TABLE
     from fedtailor.models import MODELS
 
-    algorithm, model = cell.values["algorithm"]["name"], cell.values.get("model", {}).get("name", "")
+    algorithm = cell.values["algorithm"]["name"]
+    model = cell.values.get("model", {}).get("name", "")
     dataset = cell.values.get("data", {}).get("dataset", "digits")
-    lacking = [f"algorithm {algorithm}: not available yet"] if ":" not in algorithm and algorithm not in TABLE else []
+    state = states.get(dataset, "unknown")
+    sentences = []
+    if ":" not in algorithm and algorithm not in TABLE:
+        sentences.append(f"algorithm {algorithm}: not available yet")
     if model and ":" not in model and model not in MODELS:
-        lacking.append(f"model {model}: not available yet")
-    if (state := states.get(dataset, "unknown")) not in ("included", "present"):
-        lacking.append(f"data set {dataset} is {state}: fedtailor data fetch {dataset}")
-    return lacking
+        sentences.append(f"model {model}: not available yet")
+    if state not in ("included", "present"):
+        sentences.append(f"data set {dataset} is {state}: fedtailor data fetch {dataset}")
+    return sentences

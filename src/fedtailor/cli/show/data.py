@@ -1,4 +1,4 @@
-"""What a person sees of data: tables on stdout, the progress of downloads on stderr."""
+"""Data sets, splits and the cache as tables, and the progress of downloads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from fedtailor.cli.show.results import printable, say, shortened, table
+from fedtailor.cli.show.console import printable, say, shortened, table
 
 _SECONDS_BETWEEN = 5.0
 _MOST_ROWS = 50
@@ -18,10 +18,11 @@ _MOST_CLASSES = 3
 
 
 def size(number: int) -> str:
-    """Show bytes for people.
+    """Return a number of bytes in words.
 
-    >>> size(170_498_071)
-    '170.5 MB'
+    Example:
+        >>> size(170_498_071)
+        '170.5 MB'
     """
     value, unit = float(number), "B"
     for larger in ("kB", "MB", "GB", "TB"):
@@ -38,13 +39,13 @@ def show_inventory(folder: str, records: Sequence[Mapping[str, Any]]) -> None:
             record["name"],
             record["description"],
             _state(record),
-            "fetch" if record["fetchable"] else "by hand" if record["elsewhere"] else "-",
+            _way_to_get(record),
             record["license"],
             size(record["bytes"]) if record["files"] else "-",
         ]
         for record in records
     ]
-    below = "fetch: fedtailor data fetch NAME. by hand: the same command says how. Citation: fedtailor data list NAME."
+    below = "fetch: fedtailor data fetch NAME. by hand: that command says how. Citation: fedtailor data list NAME."
     fabricated = [record["name"] for record in records if record["tested_on"] == "fabricated"]
     if fabricated:
         below += f" Readers tested on fabricated files only: {', '.join(fabricated)}."
@@ -52,14 +53,22 @@ def show_inventory(folder: str, records: Sequence[Mapping[str, Any]]) -> None:
     table(f"Data sets, looked for in {folder}", columns, rows, left=5, below=below)
 
 
+def _way_to_get(record: Mapping[str, Any]) -> str:
+    """Return how to get a data set."""
+    if record["fetchable"]:
+        return "fetch"
+    return "by hand" if record["elsewhere"] else "-"
+
+
 def _state(record: Mapping[str, Any]) -> str:
-    """Say whether a data set is there."""
+    """Return whether a data set is there."""
     return "no files needed" if record["state"] == "included" else str(record["state"])
 
 
 def show_dataset(folder: str, record: Mapping[str, Any]) -> None:
-    """Print all that is known of one data set."""
-    examples, name = record["examples"], record["name"]
+    """Print everything that is known about a data set."""
+    name = record["name"]
+    examples = record["examples"]
     facts = {
         "description": record["description"],
         "examples": "not known" if examples is None else f"{examples:,}",
@@ -90,15 +99,16 @@ def show_fetched(record: Mapping[str, Any]) -> None:
 
 
 def show_check(record: Mapping[str, Any]) -> None:
-    """Print what was found in own data: a row per site, then problems by kind."""
+    """Print what was found in a user's data: a row per site, then the problems by kind."""
     rows = []
     for site in record["sites"][:_MOST_ROWS]:
-        train, test = (sum(site[part].values()) for part in ("train", "test"))
+        train = sum(site["train"].values())
+        test = sum(site["test"].values())
         classes = len({name for part in ("train", "test") for name, count in site[part].items() if count})
         name = shortened(site["name"]) or "(no sites)"
         rows.append([name, f"{train:,}", f"{test:,}", str(classes), str(site["problems"])])
     hidden = len(record["sites"]) - len(rows)
-    below = f"{hidden} more sites: --json has all." if hidden else ""
+    below = f"{hidden} more sites: --json lists all." if hidden else ""
     title = f"{record['path']}: {record['layout'] or 'no layout recognized'}"
     if rows:
         table(title, ["site", "training\nexamples", "test\nexamples", "classes", "problems"], rows, below=below)
@@ -114,7 +124,7 @@ def show_check(record: Mapping[str, Any]) -> None:
 
 
 def show_partition(record: Mapping[str, Any]) -> None:
-    """Print who has how many examples of which classes."""
+    """Print how many examples of which classes each client has."""
     rows = []
     for client in record["clients"][:_MOST_ROWS]:
         counts = sorted(client["class_counts"].items(), key=lambda item: -item[1])
@@ -122,7 +132,7 @@ def show_partition(record: Mapping[str, Any]) -> None:
         numbers = (f"{client[part]:,}" for part in ("train", "val", "test"))
         rows.append([shortened(client["name"]), largest, *numbers, str(len(counts))])
     hidden = len(record["clients"]) - len(rows)
-    more = f"{hidden} more clients: --json has all. " if hidden else ""
+    more = f"{hidden} more clients: --json lists all. " if hidden else ""
     sizes = record["sizes"]
     below = (
         f"{more}{len(record['clients'])} clients, {record['new_clients']} of them new; training examples: "
@@ -137,14 +147,34 @@ def show_partition(record: Mapping[str, Any]) -> None:
         say(f"The split is in {record['out']}; use it with: {record['use']}")
 
 
+def show_cache(folder: str, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Print the entries of the cache."""
+    if not entries:
+        say(f"The cache in {folder} is empty.")
+        return
+    rows = [[entry["name"], entry["kind"], entry["path"], size(entry["bytes"])] for entry in entries]
+    below = f"{size(sum(entry['bytes'] for entry in entries))} in all. To delete them: fedtailor cache clear"
+    table("Cache", ["name", "kind", "path", "size"], rows, left=3, below=below)
+
+
+def show_cleared(record: Mapping[str, Any]) -> None:
+    """Print what was deleted from the cache."""
+    if record["removed"]:
+        what = "1 entry" if record["removed"] == 1 else f"{record['removed']:,} entries"
+        say(f"Deleted {what} ({size(record['bytes'])}) in {record['cache_folder']}.")
+    else:
+        say(f"The cache in {record['cache_folder']} is empty already.")
+
+
 class FetchLine:
-    """The progress of downloads: a line that changes on a terminal, a line every few seconds elsewhere."""
+    """The progress of downloads: a line that changes on a terminal, some ten lines per file elsewhere."""
 
     def __init__(self) -> None:
         console = Console(stderr=True, highlight=False)
         self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
         self._said = -_SECONDS_BETWEEN
         self._what = ""
+        self._tenths = 0
 
     def __enter__(self) -> FetchLine:
         if self._live is not None:
@@ -156,14 +186,28 @@ class FetchLine:
             self._live.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show how far a file has come."""
+        """Show how much of a file there is."""
         if what.startswith("unpacking "):
             text = f"{what}: {done:,} files"
+        elif total:
+            text = f"{what}: {size(done)} of {size(total)}, {100 * done / total:.0f} %"
         else:
-            text = f"{what}: {size(done)}" + (f" of {size(total)}, {100 * done / total:.0f} %" if total else "")
-        now = time.monotonic()
+            text = f"{what}: {size(done)}"
         if self._live is not None:
             self._live.update(Text(printable(text), no_wrap=True, overflow="ellipsis"))
-        elif now - self._said > _SECONDS_BETWEEN or what != self._what or (total and done == total):
-            self._said, self._what = now, what
+        elif self._is_due(what, done, total):
             say(text)
+
+    def _is_due(self, what: str, done: int, total: int) -> bool:
+        """Return whether to print a line: for a new file, at its end, and at most every few seconds and tenth."""
+        now = time.monotonic()
+        tenths = 10 * done // total if total else 0
+        is_new = what != self._what
+        is_done = total > 0 and done == total
+        is_further = tenths > self._tenths or not total
+        if not (is_new or is_done or (is_further and now - self._said > _SECONDS_BETWEEN)):
+            return False
+        self._said = now
+        self._what = what
+        self._tenths = tenths
+        return True

@@ -1,4 +1,4 @@
-"""How a run goes on, on stderr: a live line on a terminal, plain lines elsewhere."""
+"""The progress of a run, on stderr: one line that changes on a terminal, about ten lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,45 +10,72 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from fedtailor.cli.show.results import duration, percent, printable, say
+from fedtailor.cli.show.console import duration, percent, printable, say
 
+_MOST_LINES = 10
 _MOST_NOTES = 8
 _SECONDS_BETWEEN = 5
 
 
 class PlainProgress:
-    """One plain line per round, for logs and pipes."""
+    """About ten lines in all, for logs and pipes: the first round, then rounds at equal distances to the last one."""
 
-    def __init__(self) -> None:
+    def __init__(self, runs: int = 1) -> None:
+        """Start the progress of ``runs`` runs, such as one per seed; they share the lines."""
+        self._lines_per_run = max(1, _MOST_LINES // runs)
         self._notes = 0
         self._said = time.monotonic()
+        self._tenths = 0
+        self._is_first_run = True
+        self._title = ""
+        self._rounds = 0
+        self._start = 0.0
+        self._measured: list[str] = []
+        self._measured_at = 0
 
     def begin(self, title: str, num_rounds: int) -> None:
         """Start a run of one seed."""
-        self._title, self._rounds, self._start = title, num_rounds, time.monotonic()
-        self._accuracy = ""
+        self._title = title
+        self._rounds = num_rounds
+        self._start = time.monotonic()
+        self._measured = []
 
     def round(self, record: Mapping[str, Any]) -> None:
-        """Say that a round has ended."""
-        self.line(self.describe(record))
-
-    def describe(self, record: Mapping[str, Any]) -> str:
-        """Return the line for a round: number, time left, accuracies where they were measured."""
+        """Print a line if it is time for one; the latest accuracies are in it."""
         done = record["round"]
-        left = (time.monotonic() - self._start) / done * (self._rounds - done)
         measured = [text for text in map(_accuracies, record["evaluations"]) if text]
-        parts = [f"{self._title}: round {done}/{self._rounds}", f"{duration(left)} left", *measured]
-        return ", ".join(parts)
+        if measured:
+            self._measured = measured
+            self._measured_at = done
+        is_first = done == 1 and self._is_first_run
+        if is_first or self._part(done) > self._part(done - 1):
+            if self._measured and self._measured_at < done:
+                self._measured[0] = f"at round {self._measured_at}: {self._measured[0]}"
+            self.line(", ".join([self.describe(done), *self._measured]))
+            self._measured = []
+        if done == self._rounds:
+            self._is_first_run = False
+
+    def _part(self, done: int) -> int:
+        """Return how many of the lines of a run are due after a round."""
+        return done * self._lines_per_run // self._rounds
+
+    def describe(self, done: int) -> str:
+        """Return the number of a round, and the time that is left."""
+        left = (time.monotonic() - self._start) / done * (self._rounds - done)
+        return f"{self._title}: round {done}/{self._rounds}, {duration(left)} left"
 
     def prepare(self, done: int, total: int) -> None:
-        """Say how many images have been corrupted, every few seconds."""
+        """Print how many images have been corrupted: at most every few seconds and every tenth."""
         now = time.monotonic()
-        if now - self._said > _SECONDS_BETWEEN or done == total:
+        tenths = 10 * done // total
+        if done == total or (tenths > self._tenths and now - self._said > _SECONDS_BETWEEN):
             self._said = now
+            self._tenths = tenths
             self.line(f"corrupted images: {done:,} of {total:,}")
 
     def note(self, text: str) -> None:
-        """Say something that a user should know; many of a kind are cut short."""
+        """Print something that a user should know; after some notes, only where to read the others."""
         self._notes += 1
         if self._notes < _MOST_NOTES:
             self.line(f"note: {text}")
@@ -66,26 +93,25 @@ class PlainProgress:
 class LiveProgress(PlainProgress):
     """One line that changes, on a terminal."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, runs: int = 1) -> None:
+        """Start the progress of ``runs`` runs."""
+        super().__init__(runs)
         self._live: Live | None = None
-        self._latest = ""
 
     def begin(self, title: str, num_rounds: int) -> None:
         """Start the line."""
         super().begin(title, num_rounds)
-        self._latest = ""
         self._live = Live(console=Console(stderr=True, highlight=False), refresh_per_second=8, transient=True)
         self._live.start()
         self._live.update(Text(f"{title}: round 1/{num_rounds}"))
 
     def round(self, record: Mapping[str, Any]) -> None:
-        """Change the line; the latest accuracies stay in it."""
+        """Change the line; the latest accuracy stays in it."""
         measured = [text for text in map(_accuracies, record["evaluations"]) if text]
-        self._latest = measured[-1] if measured else self._latest
-        text = self.describe({**record, "evaluations": []})
+        if measured:
+            self._measured = measured[-1:]
         if self._live is not None:
-            line = printable(f"{text}, {self._latest}" if self._latest else text)
+            line = printable(", ".join([self.describe(record["round"]), *self._measured]))
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
 
     def line(self, text: str) -> None:
@@ -102,9 +128,13 @@ class LiveProgress(PlainProgress):
             self._live = None
 
 
-def make_progress() -> PlainProgress:
-    """Return a live line where stderr is a terminal, plain lines elsewhere."""
-    return LiveProgress() if Console(stderr=True).is_terminal else PlainProgress()
+def make_progress(runs: int = 1) -> PlainProgress:
+    """Return a line that changes where stderr is a terminal, plain lines elsewhere.
+
+    Args:
+        runs: how many runs it is for, such as one per seed.
+    """
+    return LiveProgress(runs) if Console(stderr=True).is_terminal else PlainProgress(runs)
 
 
 def _accuracies(evaluation: Mapping[str, Any]) -> str:
@@ -112,7 +142,8 @@ def _accuracies(evaluation: Mapping[str, Any]) -> str:
     accuracy = evaluation["metrics"].get("accuracy")
     if accuracy is None:
         return ""
-    who = " of new clients" if evaluation["clients"] == "new" else ""
-    names = {"clients": evaluation["point"], "complete": f"{evaluation['point']} on the whole test part"}
+    point = evaluation["point"]
+    names = {"clients": point, "complete": f"{point} on the whole test part"}
     name = names.get(evaluation["test_set"], "validation")
-    return f"{name}{who} {percent(accuracy['mean'])} % (worst tenth {percent(accuracy['worst10'])} %)"
+    clients = " of new clients" if evaluation["clients"] == "new" else ""
+    return f"{name}{clients} {percent(accuracy['mean'])} % (worst tenth {percent(accuracy['worst10'])} %)"

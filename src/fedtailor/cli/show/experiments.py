@@ -1,11 +1,13 @@
-"""What a person sees of the papers' experiments: tables on stdout."""
+"""The tables of the papers, and our numbers beside theirs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtailor.cli.show.results import percent, say, table
+from fedtailor.cli.show.console import percent, say, table
+
+_CELLS = "A cell is one method on one data set and setting."
 
 
 def show_papers(papers: Sequence[Mapping[str, Any]]) -> None:
@@ -14,18 +16,18 @@ def show_papers(papers: Sequence[Mapping[str, Any]]) -> None:
         [each["paper"], f"{each['title']} ({each['authors']} {each['year']}, {each['venue']})", *_counts(each)]
         for each in papers
     ]
-    columns = ["paper", "title", "cells", "can\nbe run", "have\nrecords"]
-    table("Experiments of papers", columns, rows, left=2, below="More: fedtailor experiments list PAPER")
+    columns = ["paper", "title", "cells", "can\nrun", "have\nrecords"]
+    table("Experiments of the papers", columns, rows, left=2, below=f"{_CELLS} More: fedtailor experiments list PAPER")
 
 
 def show_paper(paper: Mapping[str, Any]) -> None:
-    """Print the tables of a paper, with their columns and methods, and what is missing."""
+    """Print the tables of a paper with their columns and methods, and what is missing."""
     rows = [
         [each["table"], each["title"], ", ".join(each["columns"]), ", ".join(each["methods"]), *_counts(each)]
         for each in paper["tables"]
     ]
-    columns = ["table", "title", "columns", "methods", "cells", "can\nbe run", "have\nrecords"]
-    table(f"{paper['paper']}: {paper['title']}", columns, rows, left=4)
+    columns = ["table", "title", "columns", "methods", "cells", "can\nrun", "have\nrecords"]
+    table(f"{paper['paper']}: {paper['title']}", columns, rows, left=4, below=_CELLS)
     for sentence in paper["missing"]:
         say(f"missing: {sentence}")
 
@@ -35,11 +37,11 @@ def _counts(entry: Mapping[str, Any]) -> list[str]:
 
 
 def show_outcome(outcome: Mapping[str, Any]) -> None:
-    """Say in one line what became of a cell."""
+    """Print the outcome of a cell in one line."""
     cell = f"{outcome['column']}, {outcome['method']}, seed {outcome['seed']}"
     if outcome["state"] in ("done", "trial"):
         numbers = "; ".join(_number(score) for score in outcome["scores"].values())
-        kept = f"record: {outcome['record']}" if outcome["record"] else "a trial, no record is kept"
+        kept = f"record: {outcome['record']}" if outcome["record"] else "a trial: no record is kept"
         say(f"{cell}: {numbers} ({kept})")
     else:
         reason = "; ".join(outcome["reasons"])
@@ -53,21 +55,37 @@ def _number(score: Mapping[str, Any]) -> str:
 
 
 def show_comparison(tables: Sequence[Mapping[str, Any]]) -> None:
-    """Print the papers' numbers beside ours: the rows that have a record, and how many do not."""
+    """Print the papers' numbers beside ours where there is a record, and how many numbers have none."""
     columns = ["column", "method", "score", "model", "figure", "clients", "seeds", "paper", "ours", "difference"]
     for each in tables:
         found = [row for row in each["rows"] if row["value"] is not None]
-        lacking = len(each["rows"]) - len(found)
-        below = f"{lacking} of {len(each['rows'])} numbers have no record yet." if lacking else ""
+        missing = len(each["rows"]) - len(found)
+        sentences = []
+        if missing:
+            sentences.append(f"{missing} of {len(each['rows'])} numbers have no record yet.")
         if any(row["inferred"] for row in found):
-            below += " Some settings are inferred: fedtailor experiments show says which."
+            sentences.append("Some settings are inferred: fedtailor experiments show says which.")
+        sentences += _splits(found)
+        below = " ".join(sentences)
         title = f"{each['paper']}, table {each['table']}: {each['title']}; accuracy in %"
         if found:
-            table(title, columns, [_row(row) for row in found], left=5, below=below.strip())
+            table(title, columns, [_row(row) for row in found], left=5, below=below)
         else:
             say(f"{title}: {below}")
         for note in each["notes"]:
             say(f"note: {note}")
+
+
+def _splits(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence on the splits of the seeds, where there are means over seeds."""
+    shared = {row["shared_split"] for row in rows if len(row["seeds"]) > 1}
+    if not shared:
+        return []
+    if shared == {True}:
+        return ["Means over seeds: the same split in all."]
+    if shared == {False}:
+        return ["Means over seeds: each seed has a split of its own."]
+    return ["Means over seeds: some share a split among the seeds, some do not."]
 
 
 def _row(row: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,51 @@
+"""The commands of ``fedtailor cache``: decoded data and corrupted images that are kept to save time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from fedtailor.cli.options import Debug, Json
+from fedtailor.cli.parsing import Command, Help, make_app, show_help
+from fedtailor.cli.shell import print_json
+
+cache_app = make_app()
+
+
+@cache_app.callback(invoke_without_command=True, add_help_option=False)
+def _root(context: typer.Context, help_: Help = False) -> None:
+    """Data that are kept to save time: list them, or delete them."""
+    show_help(context, help_)
+
+
+@cache_app.command("list", cls=Command)
+def list_(json: Json = False, debug: Debug = False) -> None:
+    """List the entries of the cache, with their sizes."""
+    from fedtailor.cli.show.data import show_cache
+    from fedtailor.data import cache_folder
+    from fedtailor.data.cache import entries
+
+    found: list[dict[str, Any]] = [
+        {"name": entry.name, "kind": entry.kind, "path": str(entry.path), "bytes": entry.bytes} for entry in entries()
+    ]
+    if json:
+        print_json({"cache_folder": str(cache_folder()), "entries": found})
+    else:
+        show_cache(str(cache_folder()), found)
+
+
+@cache_app.command("clear", cls=Command)
+def clear_(json: Json = False, debug: Debug = False) -> None:
+    """Delete the entries of the cache. Downloaded files stay; the next run makes the entries again."""
+    from fedtailor.cli.show.data import show_cleared
+    from fedtailor.data import cache_folder
+    from fedtailor.data.cache import clear
+
+    removed = clear()
+    freed = sum(entry.bytes for entry in removed)
+    record = {"cache_folder": str(cache_folder()), "removed": len(removed), "bytes": freed}
+    if json:
+        print_json(record)
+    else:
+        show_cleared(record)

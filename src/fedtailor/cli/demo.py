@@ -1,0 +1,36 @@
+"""The command ``fedtailor demo``."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from fedtailor.cli.options import Debug, Json, Out, whole_number
+from fedtailor.cli.shell import guarded, print_json
+
+
+def demo(
+    out: Out = "",
+    seed: Annotated[
+        int, typer.Option(parser=whole_number("--seed"), metavar="NUMBER", help="Random seed of the runs.")
+    ] = 0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare four ways to train for 20 clients with little data each. Takes under a minute, downloads nothing."""
+    from fedtailor.cli.show.console import say
+    from fedtailor.cli.show.demo import show_demo
+    from fedtailor.cli.show.progress import make_progress
+    from fedtailor.experiment.demo import ALGORITHMS, INTRODUCTION, default_demo_folder, run_demo
+
+    folder = out or str(default_demo_folder())
+    say(INTRODUCTION)
+    start = time.perf_counter()
+    progress = make_progress(runs=len(ALGORITHMS))
+    results = guarded(folder, lambda: run_demo(folder, seed=seed, progress=progress))
+    if json:
+        print_json({"runs": results})
+    else:
+        show_demo(results, time.perf_counter() - start)

@@ -1,0 +1,50 @@
+"""The command ``fedtailor list``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedtailor.cli.options import Debug, Json
+from fedtailor.cli.shell import print_json
+from fedtailor.core.errors import UsageError, did_you_mean, match_name
+
+KINDS = ("algorithms", "datasets", "models", "partitions", "engines")
+
+
+def list_(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND", show_default=False, help="One of: algorithms, datasets, models, partitions, engines."
+        ),
+    ] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="For algorithms: the model whose bytes are counted, or package.module:function."
+        ),
+    ] = "cifar_cnn",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the algorithms, data sets, models, partitions or engines."""
+    found = match_name(kind, KINDS)
+    if found is None:
+        if kind:
+            message = f"unknown list '{kind}'{did_you_mean(kind, KINDS) or '.'} Known: {', '.join(KINDS)}."
+        else:
+            message = f"say what to list: {', '.join(KINDS)}. Example: fedtailor list algorithms."
+        raise UsageError(message, key="kind", allowed=list(KINDS), got=kind)
+
+    from fedtailor.cli.show.lists import show_algorithms, show_list
+    from fedtailor.experiment.catalog import list_algorithms, list_table
+
+    entries = list_algorithms(model) if found == "algorithms" else list_table(found)
+    if json:
+        print_json({found: entries})
+    elif found == "algorithms":
+        show_algorithms(entries, model)
+    else:
+        show_list(found, entries)

@@ -1,0 +1,110 @@
+"""Parsing of the command line: what typer does not check, and its errors in our words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from fedtailor.core.errors import UsageError, did_you_mean, match_name
+
+Help = Annotated[bool, typer.Option("--help", metavar="", help="Show this message.")]
+"""In place of typer's own option, which would import pydantic even for the help of a command."""
+
+
+class Command(TyperCommand):
+    """A command: each option may be given once, unless it collects values."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments of the command.
+
+        Raises:
+            UsageError: an option is given twice, or an argument is one too many.
+        """
+        _, surplus, order = self.make_parser(ctx).parse_args(args=list(args))
+        for parameter, count in Counter(order).items():
+            if count > 1 and not parameter.multiple and not getattr(parameter, "is_flag", False):
+                option = parameter.opts[0]
+                raise UsageError(f"{option} is given {count} times; give it once.{_see(ctx)}", key=option)
+        asks_for_help = any(parameter.name == "help" for parameter in order)
+        if surplus and not asks_for_help:
+            raise UsageError(f"unexpected argument '{surplus[0]}'.{_see(ctx)}", got=surplus[0])
+        return super().parse_args(ctx, args)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option ``--help``, which takes no value."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.metavar = ""
+            option.help = "Show this message."
+        return option
+
+
+class Group(TyperGroup):
+    """A group of commands; their names may be spelled with capitals, hyphens or underscores."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the first argument names.
+
+        Raises:
+            UsageError: there is no such command.
+        """
+        name = args[0]
+        known = self.list_commands(ctx)
+        found = match_name(name, known)
+        if found is None and not name.startswith("-"):
+            hint = did_you_mean(name, known) or "."
+            message = f"unknown command '{name}'{hint} Known: {', '.join(known)}."
+            raise UsageError(message, key="command", allowed=known, got=name)
+        return super().resolve_command(ctx, [found or name, *args[1:]])
+
+
+def make_app() -> typer.Typer:
+    """Return an empty group of commands."""
+    return typer.Typer(cls=Group, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+
+
+def show_help(context: typer.Context, asked: bool) -> None:
+    """Print the help of a group, if the user asked for it or gave no command."""
+    if asked or context.invoked_subcommand is None:
+        text = context.get_help()
+        if text:  # empty where rich has printed it
+            print(text)  # noqa: T201  # what was asked for
+    if asked:
+        raise typer.Exit
+
+
+def translate(error: Any) -> UsageError:
+    """Return an error of the parser in our words."""
+    option = getattr(error, "option_name", None)
+    parameter = getattr(error, "param", None)
+    where = _see(getattr(error, "ctx", None))
+    if option is not None and hasattr(error, "possibilities"):
+        hint = _nearest_option(option, error.possibilities or [])
+        return UsageError(f"unknown option '{option}'{hint}{where}", key=option, got=option)
+    if option is not None and "does not take" in error.message:
+        return UsageError(f"{option} takes no value.{where}", key=option)
+    if option is not None:
+        return UsageError(f"{option} needs a value.{where}", key=option)
+    if parameter is not None and type(error).__name__ == "MissingParameter":
+        name = parameter.metavar or parameter.name.upper()
+        return UsageError(f"{name} is missing.{where}", key=parameter.name)
+    return UsageError(f"the command line cannot be understood: {error.format_message()}{where}")
+
+
+def _nearest_option(option: str, known: Sequence[str]) -> str:
+    """Return ``"; did you mean '--x'?"`` for the nearest option, or a full stop."""
+    names = {other.lstrip("-"): other for other in known}
+    found = did_you_mean(option.lstrip("-"), names)
+    for name, other in names.items():
+        found = found.replace(f"'{name}'", f"'{other}'")
+    return found or "."
+
+
+def _see(context: Any) -> str:
+    """Return which command tells more."""
+    path = getattr(context, "command_path", None) or "fedtailor"
+    return f" See: {path} --help"

@@ -1,0 +1,85 @@
+"""What ``fedtailor list`` and ``fedtailor doctor`` print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedtailor.cli.show.console import table
+
+
+def show_list(kind: str, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Print the entries of a table."""
+    title = {"datasets": "Data sets"}.get(kind, kind.capitalize())
+    table(title, ["name", "description"], [[each["name"], each["description"]] for each in entries], left=2)
+
+
+def show_algorithms(entries: Sequence[Mapping[str, Any]], model: str) -> None:
+    """Print the table of algorithms: what clients send and keep, and the bytes per round and client."""
+    columns = ["name", "description", "clients send", "clients keep", "judged at", "KiB\ndown", "KiB\nup"]
+    rows = [
+        [
+            entry["name"],
+            entry["description"],
+            _sent(entry),
+            ", ".join(entry["kept_by_clients"]) or "-",
+            entry["judged_at"],
+            f"{entry['bytes_down'] / 1024:.0f}",
+            f"{entry['bytes_up'] / 1024:.0f}",
+        ]
+        for entry in entries
+    ]
+    below = (
+        f"KiB: at most, per client and round, for the model {model} with 10 classes. "
+        "*: the server sees this of every single client, so that secure aggregation is not possible; of everything "
+        "else it needs only means or sums over clients. "
+        "judged at: the model that the method is about, the server's (global) or each client's (personalized)."
+    )
+    table("Algorithms", columns, rows, left=5, below=below)
+
+
+def _sent(entry: Mapping[str, Any]) -> str:
+    """Return the fields of an upload, with a star where the server sees those of single clients."""
+    names = [f"{field}*" if reduction == "each" else field for field, reduction in entry["uploads"].items()]
+    return ", ".join(names) or "-"
+
+
+def show_report(report: Mapping[str, Any]) -> None:
+    """Print what ``doctor`` found, each fact once."""
+    versions = report["versions"]
+    machine = report["machine"]
+    commit = f", commit {report['commit']}" if report["commit"] else ""
+    rows = [
+        ["fedtailor", f"{versions['fedtailor']}{commit}"],
+        ["Python", versions["python"]],
+        ["torch", f"{machine['torch']}, {machine['torch_threads']} threads, {machine['torch_cpu_capability']}"],
+    ]
+    rows += [[name, found] for name, found in versions.items() if name not in ("fedtailor", "python", "torch")]
+    rows += [
+        ["system", machine["system"]],
+        ["processor", f"{machine['processor']}, {_cores(machine)}"],
+        ["engine", f"{report['engine']} (chosen by auto for short runs)"],
+        ["keeps freed memory", "yes" if report["keeps_freed_pages"] else "no"],
+    ]
+    if report["data_folder"] == report["cache_folder"]:
+        rows.append(["data and cache folder", report["data_folder"]])
+    else:
+        rows += [["data folder", report["data_folder"]], ["cache folder", report["cache_folder"]]]
+    for state, label in (
+        ("included", "data sets that need no files"),
+        ("present", "data sets that are there"),
+        ("partial", "data sets with missing files"),
+        ("absent", "data sets that are not there"),
+    ):
+        names = [name for name, found in report["datasets"].items() if found == state]
+        if names:
+            rows.append([label, ", ".join(names)])
+    table("This machine", ["what", "found"], rows, left=2, below="How to get a data set: fedtailor data list")
+
+
+def _cores(machine: Mapping[str, Any]) -> str:
+    """Return the number of cores, the logical ones only where they are more."""
+    physical = machine["physical_cores"]
+    logical = machine["logical_cores"]
+    cores = "1 core" if physical == 1 else f"{physical} cores"
+    return cores if logical == physical else f"{cores} ({logical} logical)"

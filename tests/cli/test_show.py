@@ -1,0 +1,226 @@
+"""What commands print: tables that fit, short progress, intervals."""
+
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import fedtailor
+from fedtailor.cli.main import main
+from fedtailor.cli.show import console
+from fedtailor.cli.show.progress import LiveProgress, PlainProgress, make_progress
+from fedtailor.experiment.summary import wilson_interval
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    return tmp_path
+
+
+def write_sites(folder, names, rows=24):
+    """Write sites of images of two classes, of which a run keeps some for testing."""
+    generator = np.random.default_rng(0)
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        x = generator.integers(0, 256, (rows, 8, 8), np.uint8)
+        np.savez(folder / name / "train.npz", x=x, y=np.arange(rows) % 2)
+
+
+COMMANDS = [
+    ["list", "algorithms"],
+    ["list", "datasets"],
+    ["list", "models"],
+    ["list", "partitions"],
+    ["list", "engines"],
+    ["doctor"],
+    ["data", "list"],
+    ["data", "list", "cifar10"],
+    ["data", "partition", "--partition", "iid"],
+    ["experiments", "list"],
+    ["experiments", "list", "fedcr"],
+    ["experiments", "compare"],
+    ["run", "-a", "fedavg", "--rounds", "1", "--seeds", "0,1", "--data", "own", "--set", "data.new_clients=1"],
+]
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[:3]))
+def test_tables_fit_the_width_also_in_a_pipe(command, columns, folder, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    write_sites(folder / "own", ["north", "south", "a hospital with a name that is rather long"])
+    assert main(command) == 0, capsys.readouterr().err
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines()), default=0) <= columns
+
+
+def test_a_table_that_is_too_wide_goes_on_below(capsys, monkeypatch):
+    columns = ["name", *(f"number {i}" for i in range(6))]
+    rows = [["first", *("1" * 8 for _ in range(6))], ["second", *("2" * 8 for _ in range(6))]]
+    console.table("Title", columns, rows)
+    whole = capsys.readouterr().out
+    assert whole.count("first") == 1 and max(map(len, whole.splitlines())) <= 120
+    monkeypatch.setenv("COLUMNS", "40")
+    console.table("Title", columns, rows, below="words " * 20)
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 40 and out.count("first") == out.count("second") == 2
+    assert all(out.count(name) == 1 for name in columns[1:]) and out.count("1" * 8) == 6
+
+
+def test_without_columns_a_pipe_gets_every_number_in_one_line(capsys):
+    columns = ["name", *(f"number {i}" for i in range(30))]
+    console.table("Title", columns, [["first", *("1" * 8 for _ in range(30))]])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "first" in line)
+    assert line.count("1" * 8) == 30
+
+
+def record_of(number, accuracy=None):
+    evaluation = {"point": "global", "test_set": "clients", "clients": "known", "metrics": {}}
+    if accuracy is not None:
+        evaluation["metrics"] = {"accuracy": {"mean": accuracy, "worst10": accuracy / 2}}
+    return {"round": number, "evaluations": [evaluation]}
+
+
+def lines_of(progress, runs, rounds, capsys, evaluated=()):
+    for run in range(runs):
+        progress.begin(f"run {run}", rounds)
+        for number in range(1, rounds + 1):
+            progress.round(record_of(number, 0.5 if number in evaluated else None))
+        progress.end()
+    return capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize(("runs", "rounds", "most"), [(1, 1000, 11), (1, 20, 11), (4, 20, 9), (3, 50, 10), (10, 7, 11)])
+def test_a_pipe_gets_some_ten_lines_of_progress(runs, rounds, most, capsys):
+    progress = make_progress(runs=runs)
+    assert type(progress) is PlainProgress
+    lines = lines_of(progress, runs, rounds, capsys)
+    assert min(runs, 8) <= len(lines) <= most
+    assert lines[0].startswith(f"run 0: round 1/{rounds}, "), "the first round says how long it takes"
+    for run in range(runs):
+        assert any(line.startswith(f"run {run}: round {rounds}/{rounds}, 0 s left") for line in lines)
+
+
+def test_a_short_run_prints_every_round(capsys):
+    assert [line.split(",")[0] for line in lines_of(PlainProgress(), 1, 3, capsys)] == [
+        "run 0: round 1/3",
+        "run 0: round 2/3",
+        "run 0: round 3/3",
+    ]
+
+
+def test_accuracies_of_a_round_without_a_line_come_with_the_next_one(capsys):
+    lines = lines_of(PlainProgress(), 1, 100, capsys, evaluated={25, 100})
+    said = {line.split(",")[0]: line for line in lines if "%" in line}
+    assert said["run 0: round 30/100"].endswith("left, at round 25: global 50.0 % (worst tenth 25.0 %)")
+    assert said["run 0: round 100/100"].endswith("left, global 50.0 % (worst tenth 25.0 %)") and len(said) == 2
+
+
+def test_the_line_on_a_terminal_follows_every_round(monkeypatch, capsys):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    progress = make_progress(runs=2)
+    assert type(progress) is LiveProgress
+    progress.begin("run", 3)
+    progress._live.console.file = io.StringIO()
+    seen = []
+    monkeypatch.setattr(progress._live, "update", lambda text: seen.append(str(text)))
+    for number in (1, 2, 3):
+        progress.round(record_of(number, 0.5 if number == 2 else None))
+    progress.note("odd\x07")
+    progress.end()
+    assert [text.split(",")[0] for text in seen] == ["run: round 1/3", "run: round 2/3", "run: round 3/3"]
+    assert "50.0 %" not in seen[0] and all("global 50.0 %" in text for text in seen[1:])
+
+
+def test_corrupted_images_are_counted_in_few_lines(capsys, monkeypatch):
+    progress = PlainProgress()
+    clock = iter(range(0, 100_000, 6))
+    monkeypatch.setattr("fedtailor.cli.show.progress.time.monotonic", lambda: next(clock))
+    for done in range(1, 501):
+        progress.prepare(done, 500)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) <= 11 and lines[-1] == "corrupted images: 500 of 500"
+
+
+@pytest.mark.parametrize("right", range(13))
+def test_the_interval_is_wilsons(right):
+    expected = stats.binomtest(right, 12).proportion_ci(confidence_level=0.95, method="wilson")
+    found = wilson_interval(right / 12, 12)
+    assert found["low"] == pytest.approx(expected.low, abs=1e-12)
+    assert found["high"] == pytest.approx(expected.high, abs=1e-12)
+
+
+def test_accuracies_from_few_examples_come_with_their_interval(folder, capsys):
+    write_sites(folder / "own", ["north", "south"], rows=60)
+    assert main(["run", "--data", "own", "-a", "fedavg", "--rounds", "1", "--out", "one"]) == 0
+    out = capsys.readouterr().out
+    result = fedtailor.read_run("one").result
+    for name, site in result["sites"].items():
+        interval = wilson_interval(site["accuracy"], site["num_test"])
+        assert site["accuracy_interval"] == interval
+        (row,) = (line for line in out.splitlines() if line.startswith(f" {name} "))
+        assert row.split()[-3:] == [f"{100 * interval['low']:.1f}", "to", f"{100 * interval['high']:.1f}"]
+    pooled = result["metrics"]["personalized"]
+    assert pooled["examples"] == sum(site["num_test"] for site in result["sites"].values())
+    interval = pooled["pooled_interval"]
+    assert interval == wilson_interval(pooled["accuracy"]["pooled"], pooled["examples"])
+    assert f"[{100 * interval['low']:.1f} to {100 * interval['high']:.1f}]" in out
+    assert "95 % interval (Wilson) of an accuracy from few test examples" in out
+
+
+def test_many_examples_need_no_interval(capsys):
+    assert main(["run", "-a", "fedavg", "--rounds", "1", "--clients", "3", "--partition", "iid"]) == 0
+    assert "interval" not in capsys.readouterr().out
+
+
+def test_the_cache_is_listed_and_cleared(folder, capsys, monkeypatch):
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(folder / "cache"))
+    assert main(["cache", "list"]) == 0 and "is empty" in capsys.readouterr().err
+    entry = folder / "cache" / "decoded" / f"mnist-{'0a' * 8}"
+    entry.mkdir(parents=True)
+    (entry / "x.npy").write_bytes(bytes(1500))
+    unfinished = entry.with_name(f".{entry.name}.{'0b' * 8}")
+    unfinished.mkdir()
+    (folder / "cache" / "decoded" / "mine").mkdir()
+    (folder / "cache" / "MNIST").mkdir()
+    assert main(["cache", "list", "--json"]) == 0
+    rest, listed = json.loads(capsys.readouterr().out)["entries"]
+    assert listed == {"name": "mnist", "kind": "decoded", "path": str(entry), "bytes": 1500}
+    assert rest["path"] == str(unfinished) and rest["bytes"] == 0
+    assert main(["cache", "list"]) == 0
+    assert re.search(r" mnist .* 1\.5 kB", capsys.readouterr().out)
+    assert main(["cache", "clear"]) == 0
+    assert "Deleted 2 entries (1.5 kB)" in capsys.readouterr().err
+    assert not entry.exists() and not unfinished.exists()
+    assert (folder / "cache" / "MNIST").exists() and (folder / "cache" / "decoded" / "mine").exists()
+    assert main(["cache", "clear", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["removed"] == 0
+
+
+def test_names_are_taken_in_any_spelling(capsys):
+    command = [
+        "run",
+        "-a",
+        "FedAvg-FT",
+        "-d",
+        "Digits",
+        "--model",
+        "MLP",
+        "--partition",
+        "IID",
+        "--engine",
+        "Reference",
+    ]
+    assert main([*command, "--clients", "2", "--rounds", "1", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["algorithm"], result["dataset"], result["engine"]) == ("fedavg_ft", "digits", "reference")
+    assert result["run"].startswith("runs/fedavg_ft-digits-")
+    for command in (["data", "list", "Fashion-MNIST"], ["experiments", "list", "pFedFDA"], ["LIST", "Models"]):
+        assert main(command) == 0, command
