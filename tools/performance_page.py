@@ -108,10 +108,10 @@ def steps() -> str:
     )
     text = (
         "## Training steps\n\nThe loop does what common tools do: one module per client, a DataLoader over pairs, and "
-        "the SGD of torch. The tuned loop also has our settings outside a step, which no compared tool has: it keeps freed "
-        "memory, and its convolutions are channels last. The same run measures the peak speed of all cores, with large "
-        "matrix products and large convolutions. On some processors convolutions are faster, so a share can exceed "
-        "100 % of the peak of matrix products.\n"
+        "the SGD of torch. The tuned loop also has our settings outside a step, which no compared tool has: it keeps "
+        "freed memory, and its convolutions are channels last. The same run measures the peak speed of all cores, "
+        "with large matrix products and large convolutions. On some processors convolutions are faster, so a "
+        "share can exceed 100 % of the peak of matrix products.\n"
     )
     return f"{text}\n{table(head, rows)}\nMeasured on: {where(records[0])}.\n"
 
