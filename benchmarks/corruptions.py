@@ -2,9 +2,9 @@
 
     python benchmarks/corruptions.py [--clients 50] [--examples 600] [--size 32] [--frost FOLDER] [--json]
 
-Images are smooth random fields with 3 channels (speed only; JPEG and Poisson noise depend little on the content).
-Every corruption is run at all severities over one client's images, as often as it takes to fill half a second; the time
-for all clients follows from the pairs that they get. One process, one thread; nothing is read from or kept in a cache.
+Images are smooth random fields with 3 channels; the speed of JPEG and Poisson noise depends little on the content.
+Every corruption runs at all severities over the images of one client, repeatedly for half a second. The time for all
+clients follows from the pairs of corruption and severity that they get. One process with one thread; no cache.
 """
 
 from __future__ import annotations

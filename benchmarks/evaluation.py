@@ -1,12 +1,13 @@
-"""Examples scored per second: evaluation on the workers engine against a faithful peer loop, alternating in one run.
+"""Examples scored per second: the engine ``workers`` and the loop of other tools, in turn in one run.
 
     python benchmarks/evaluation.py [--model cifar_cnn] [--blocks 7] [--json]
 
-One global model is scored on the test examples of 100 clients, 250 random images each (speed only). The peer does
-what the tools in use do: client after client, a DataLoader over (x, y) tuples in batches of 50, one forward pass per
-batch, counts of hits and the summed loss; with PyTorch's default number of threads, with one, and tuned as in
-``train_step.py``. Ours computes, for every client, hits and loss by class and the calibration error from the same
-passes. Each arm runs in a process of its own; what a run does once is done before.
+Each arm scores one global model on the test examples of 100 clients, 250 random images each. The loop, called the
+peer, does what common tools do: one client after another, a DataLoader over (x, y) tuples in batches of 50, one forward
+pass per batch, the number of correct predictions and the summed loss. It runs with PyTorch's default number of threads,
+with one thread, and tuned as in ``train_step.py``. Our arms compute, for every client, correct predictions and loss by
+class and the calibration error from the same passes. Each arm runs in a separate process. What a run does once is done
+before the clock starts.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def examples(setting: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def peer_block(module: Any, clients: list[list[Any]]) -> None:
-    """Score every client after the other as peers do; ``clients`` are lists of examples."""
+    """Score one client after another as peers do; ``clients`` are lists of examples."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -55,7 +56,7 @@ def peer_block(module: Any, clients: list[list[Any]]) -> None:
 
 
 def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Callable[[], None]:
-    """Return what scores the same clients with FedAvg's global model on an engine."""
+    """Return a function that scores the same clients with FedAvg's global model on an engine."""
     import torch
 
     from fedtailor.algorithms.fedavg import FedAvg
@@ -84,7 +85,7 @@ def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Cal
 
 
 def serve(arm: str, name: str) -> None:
-    """Run one block per line of standard input; answer with its seconds."""
+    """Run one block for every line of standard input; answer with its seconds."""
     import torch
 
     setting = SETTINGS[name]

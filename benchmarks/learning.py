@@ -1,16 +1,16 @@
-"""Learning runs on real data: accuracies and wall time, one small record each under benchmarks/results/.
+"""Learning runs on real data: accuracy and wall time, with one record per run under benchmarks/results.
 
     python benchmarks/learning.py --data-dir DIR [--world NAME] [--list] [--only NAME ...] [--json]
     python benchmarks/learning.py --table fashion_mnist-dir0.1-half
 
-Runs what has no record yet, in the order of the tables below; an interrupted run is simply started again. The protocol
-is that of the pFedFDA experiments: 100 clients, each drawn with probability 0.3, everybody in the last round, 5 local
-epochs of SGD (0.01, momentum 0.5, weight decay 5e-4), batches of 50 (without the last shorter one, where the name of
-the world does not end in "half"), evaluation of the personalized models after the last round on every client's own
-test examples. Nothing is selected on test data. DIR is laid out as torchvision does.
+The command runs what has no record yet, in the order of the tables below; an interrupted run starts again. The protocol
+is that of the pFedFDA experiments: 100 clients, each drawn with probability 0.3, all clients in the last round; 5 local
+epochs of SGD (learning rate 0.01, momentum 0.5, weight decay 5e-4) in batches of 50; evaluation of the personalized
+models after the last round on the test examples of each client. The last, shorter batch of an epoch is dropped, except
+in worlds whose names end in "half". Nothing is selected on test data. DIR has the layout of torchvision.
 
-The world fashion_mnist-dir0.1-half has every algorithm under one [training] section: hyper-parameters of a method are
-its defaults, which are those of its paper. --table prints what was recorded as Markdown.
+The world fashion_mnist-dir0.1-half has every algorithm under one [training] section: the hyper-parameters of a method
+are its defaults, which are those of its paper. --table prints the records as Markdown.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fedsr-ft": {"name": "fedsr", "finetune_epochs": 10},
     "perfedavg-fo": {"name": "perfedavg", "variant": "first_order"},
 }
-"""Algorithms with options that are not their defaults, besides every algorithm with its defaults."""
+"""Algorithms with options other than their defaults; every algorithm runs with its defaults too."""
 
 EXPLANATIONS: dict[str, dict[str, Any]] = {"pfedme-outer0.02": {"name": "pfedme", "outer_lr": 0.02}}
-"""What is run to explain a number, and is in no table: pFedMe with steps as long as those of FedAvg there."""
+"""Runs that explain a number and are in no table: pFedMe with steps as long as those of FedAvg."""
 
 RUNS = [
     *(("fashion_mnist-dir0.1", algorithm) for algorithm in ("pfedfda", "fedavg_ft", "fedavg", "local")),
@@ -124,14 +124,14 @@ def run_one(world: str, algorithm: str, data_dir: str) -> dict[str, Any]:
         "data_sha256": written.provenance["data"]["sha256"],
         "split_sha256": written.provenance["split_sha256"],
     }
-    del values["data"]["dir"], result["run"]  # where they lie on this machine is no result
+    del values["data"]["dir"], result["run"]  # paths on this machine are not results
     about["load_after"] = os.getloadavg()[0]
     result["seconds"]["per_round"] = result["seconds"]["train"] / result["rounds"]
     return {"benchmark": "learning", "world": world, "variant": algorithm, "machine": about, "config": values, **result}
 
 
 def diagnostics(run: Any) -> dict[str, dict[str, float]]:
-    """Return means over clients: training metrics of the last round but one, and numbers of the final models."""
+    """Return means over clients: training metrics of the last round but one, and diagnostics of the final models."""
     last = max(record["round"] for record in run.rounds)
     final = [line["diagnostics"] for line in run.clients if line["round"] == last and line.get("diagnostics")]
     names = sorted({name for numbers in final for name in numbers})
@@ -153,7 +153,7 @@ def print_table(world: str) -> None:
 
 
 def table(world: str) -> str:
-    """Return the records of a world as a Markdown table: the model that each method is about, and the global one."""
+    """Return the records of a world as a Markdown table: the model a method is judged by, and the global model."""
     records = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{world}-*.json"))]
     records = [record for record in records if record["world"] == world and record["variant"] not in EXPLANATIONS]
     if not records:
@@ -165,7 +165,7 @@ def table(world: str) -> str:
 
 
 def line_of(record: dict[str, Any]) -> list[str]:
-    """Return the cells of a record: accuracies in percent, over the 100 clients, of one seed."""
+    """Return the cells of a record: accuracies in percent over the 100 clients, for one seed."""
     point = load_algorithm(record["config"]["algorithm"]["name"]).primary_evaluation
     scores = {name: metrics["accuracy"] for name, metrics in record["metrics"].items()}
     cells = [record["variant"], point]
@@ -176,7 +176,7 @@ def line_of(record: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Run what is missing."""
+    """Parse the command line and run what has no record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", default=os.environ.get("FEDTAILOR_DATA", ""), help="folder of the data sets")
     parser.add_argument("--world", choices=sorted(WORLDS), help="only this one")
@@ -198,7 +198,7 @@ def main() -> None:
 
 
 def run_missing(runs: dict[str, tuple[str, str]], arguments: argparse.Namespace) -> None:
-    """Run what has no record, or list what has."""
+    """Run what has no record, or list all runs."""
     RESULTS.mkdir(exist_ok=True)
     for name, (world, algorithm) in runs.items():
         if arguments.only and name not in arguments.only:

@@ -1,9 +1,9 @@
-"""Is CIFAR-10-S harder if corrupted clients train on clean images? A reading of pFedFDA's Table 1 that was tried.
+"""CIFAR-10-S with clean training images: one possible reading of Table 1 of pFedFDA.
 
     python benchmarks/mismatched_shift.py --data-dir DIR [--column cifar10_s_25] [--method fedavg_ft]
 
-Runs a cell of that table, seed 0, whose corrupted clients train on the clean versions of their images and are tested on
-the corrupted ones, and writes the scores to results/mismatched_shift-COLUMN-METHOD.json.
+The command runs a cell of that table with seed 0. Its corrupted clients train on the clean versions of their images and
+are tested on the corrupted ones. The scores go to results/mismatched_shift-COLUMN-METHOD.json.
 """
 
 from __future__ import annotations

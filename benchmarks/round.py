@@ -3,12 +3,12 @@
     python benchmarks/round.py [--algorithms pfedfda,fedrep] [--model cifar_cnn] [--engines workers,batched]
                                [--alpha 0.5] [--rounds 3] [--json]
 
-A cohort of 30 clients trains 5 epochs of batches of 50 on random images: a round of pFedFDA's experiments. 18,000
-images are divided class by class in proportions drawn from Dir(alpha), so that the clients' sizes differ; a fifth of
-them is for tests. Seconds per round and per evaluation are medians over the rounds, for every engine in turn.
-The shares are of one client's round (and of making its personal model) in one thread, by function: the time within
-training steps and passes over the data is named by the loss or function that ran in it, so that what is left besides is
-what the method itself costs.
+A cohort of 30 clients trains 5 epochs on random images in batches of 50, as in a round of the experiments of pFedFDA.
+The 18,000 images are divided class by class in proportions drawn from Dir(alpha), so the clients have different sizes;
+a fifth of the images is for tests. Seconds per round and per evaluation are medians over the rounds, for one engine
+after another. The shares are those of one client's round, and of making its personal model, in one thread, by function.
+The time within training steps and passes over the data is named after the loss or function that ran in them; the rest
+is the cost of the method itself.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -43,20 +44,24 @@ from fedtailor.simulation.engines.options import EngineOptions
 from fedtailor.simulation.engines.reference import run_job
 from fedtailor.simulation.programs import SharedInputs, client_inputs, personalize_program, train_program
 from fedtailor.simulation.rounds import federate
-from fedtailor.training import blocks as local
+from fedtailor.training import blocks
 
-CLIENTS = 30  # examples: of a client, on average
+CLIENTS = 30
 EXAMPLES = 480
+"""Training examples of a client, on average."""
 TEST = 120
+"""Test examples of a client, on average."""
 CLASSES = 10
 TRAINING = Training(lr=0.01, momentum=0.5, weight_decay=5e-4, epochs=5, batch_size=50, drop_last=True)
+BLOCKS = {"train", "forward", "cached_features", "fine_tune", "train_head", "train_rounds"}
+"""Building blocks whose time is that of the steps and passes in them."""
 SEED_ALGORITHMS = "fedavg,fedrep,ditto,pfedfda,fedlda,fedcr,pfedvem"
 
 
 class Clock:
-    """Time by name, each moment counted once: for the innermost function that is being timed.
+    """Time by name. Each moment counts once, for the innermost function that is being timed.
 
-    What runs within a step or a pass over the data belongs to it, but for the noise that it draws.
+    Everything within a step, or a pass over the data, belongs to it, except the noise that it draws.
     """
 
     def __init__(self) -> None:
@@ -70,7 +75,7 @@ class Clock:
         self.last = now
 
     def wrap(self, function: Callable[..., Any], name: Callable[..., str]) -> Callable[..., Any]:
-        """Return the function with its time counted under ``name(*arguments)``."""
+        """Return the function, with its time counted under ``name(*arguments)``."""
 
         @wraps(function)
         def timed(*arguments: Any, **named: Any) -> Any:
@@ -89,7 +94,7 @@ class Clock:
 
 
 def federation(task: Task, alpha: float) -> Federation:
-    """Return clients with random images, of sizes that follow from the proportions of classes."""
+    """Return clients with random images; their sizes follow from the proportions of classes."""
     generator = torch.Generator().manual_seed(0)
     draw = np.random.default_rng(0)
     rows = CLIENTS * (EXAMPLES + TEST)
@@ -121,14 +126,13 @@ def shares(name: str, algorithm: Any, world: Federation) -> dict[str, dict[str, 
     """Return seconds by function of one client's round and of its personal model, in one thread."""
     torch.set_num_threads(1)
     clock = Clock()
-    module = importlib.import_module(type(algorithm).__module__)
-    blocks = {"train", "forward", "cached_features"}
-    timed = [(local, "train_one", lambda phase, *_: f"steps: {_name(phase.loss or phase.step)}")]
-    timed += [(local, "forward_one", lambda run, *_: f"pass: {_name(run.function)}"), (noise, "_draw_one", _noise)]
-    for attribute, value in vars(module).items():
-        from_core = callable(value) and getattr(value, "__module__", "").startswith("fedtailor.core")
-        if from_core and not isinstance(value, type) and attribute not in blocks:
-            timed.append((module, attribute, partial(_fixed, attribute)))
+    timed = [
+        (blocks, "train_one", lambda phase, *_: f"steps: {_name(phase.loss or phase.step)}"),
+        (blocks, "forward_one", lambda run, *_: f"pass: {_name(run.function)}"),
+        (noise, "_draw_one", lambda kind, *_: f"noise: {kind}"),
+    ]
+    for place, attribute in _functions_of_others(importlib.import_module(type(algorithm).__module__)):
+        timed.append((place, attribute, partial(_fixed, attribute)))
     originals = [(place, attribute, getattr(place, attribute)) for place, attribute, _ in timed]
     for place, attribute, label in timed:
         setattr(place, attribute, clock.wrap(getattr(place, attribute), label))
@@ -137,6 +141,24 @@ def shares(name: str, algorithm: Any, world: Federation) -> dict[str, dict[str, 
     finally:
         for place, attribute, original in originals:
             setattr(place, attribute, original)
+
+
+def _functions_of_others(module: ModuleType) -> list[tuple[ModuleType, str]]:
+    """Return the functions of other modules of the package that a method calls, but for blocks that contain steps.
+
+    They are named in the module itself, or belong to a module of statistics that it names.
+    """
+    found = []
+    for name, value in vars(module).items():
+        if isinstance(value, ModuleType) and value.__name__.startswith("fedtailor.statistics."):
+            found += [(value, inner) for inner, of in vars(value).items() if _is_function_of(of, value.__name__)]
+        elif _is_function_of(value, "fedtailor.") and value.__module__ != module.__name__ and name not in BLOCKS:
+            found.append((module, name))
+    return found
+
+
+def _is_function_of(value: Any, place: str) -> bool:
+    return isinstance(value, FunctionType) and value.__module__.startswith(place)
 
 
 def _one_client(algorithm: Any, world: Federation, clock: Clock) -> dict[str, dict[str, float]]:
@@ -171,10 +193,6 @@ def _name(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__)).strip("_")
 
 
-def _noise(kind: str, *_: Any) -> str:
-    return f"noise: {kind}"
-
-
 def _fixed(name: str, *_: Any) -> str:
     return name
 
@@ -202,7 +220,7 @@ def show(record: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Parse arguments, measure, print."""
+    """Parse the command line, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithms", default=SEED_ALGORITHMS, help="names, separated by commas")
     parser.add_argument("--model", default="cifar_cnn", choices=sorted(MODELS))

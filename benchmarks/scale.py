@@ -1,13 +1,13 @@
-"""Seconds per training round and memory, from 100 to 100,000 registered clients of which 30 train in a round.
+"""Seconds per round and memory with 100 to 100,000 clients, of which 30 train in a round.
 
     python benchmarks/scale.py [--algorithms fedavg,fedrep,ditto] [--clients 100,10000,100000] [--rounds 20] [--json]
 
-Every client has 20 random 8-bit images of 28 x 28 for training and 5 for tests, in a file that is mapped into memory
-as the decoded cache of a data set is; it trains the MLP for one epoch in batches of 10. Each number is of a process
-of its own. Seconds per round are medians, evaluation left out; the set-up before the first round is given beside
-them. Memory is the largest resident set of the process, and the anonymous part of it at the end: mapped pages of the
-file can be dropped by the system at any time, so they count for the former only. What clients keep is in a store of 1
-GiB and files, as in a run.
+Every client has 20 random 8-bit images of 28 x 28 pixels for training and 5 for tests. They are in a file that is
+mapped into memory, like the decoded cache of a data set. A client trains the MLP for one epoch in batches of 10. Each
+number comes from a separate process. Seconds per round are medians without evaluation; the set-up before the first
+round has its own number. Memory is the largest resident set of the process, and the anonymous part of it at the end.
+The system can drop mapped pages of the file at any time, so they count only for the former. Client states are in memory
+up to 1 GiB and in files beyond that, as in a run.
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ def measure(name: str, clients: int, rounds: int, path: Path) -> dict[str, float
 
 
 def run(names: list[str], sizes: list[int], rounds: int) -> dict[str, Any]:
-    """Measure every method at every size in a process of its own."""
+    """Measure every method at every size, each in a separate process."""
     from fedtailor.experiment.provenance import machine, versions
 
     record: dict[str, Any] = {"benchmark": "scale", "cohort": COHORT, "rounds": rounds, "results": []}
     record |= {"machine": {**machine(), "load_before": os.getloadavg()[0]}, "versions": versions()}
-    with tempfile.TemporaryDirectory(dir=".") as folder:  # not where temporary files may be kept in memory
+    with tempfile.TemporaryDirectory(dir=".") as folder:  # temporary folders elsewhere may be in memory
         path = Path(folder) / "images"
         write_images(path, max(sizes))
         for name in names:

@@ -1,21 +1,22 @@
-"""Training steps per second: our engines against a faithful peer loop, alternating in one run.
+"""Training steps per second: our engines and the loop of other tools, in turn in one run.
 
     python benchmarks/train_step.py [--model cifar_cnn] [--blocks 7] [--json]
 
-Ours are the engines that ``auto`` would choose for long runs: processes for the perceptron, whose steps take less than
-a millisecond, workers (threads) for the convolutional networks; processes are started before the first block that
-counts. The peer does what the tools in use do: a torch.nn module per client, a DataLoader over (x, y) tuples with
-shuffling, torch.optim.SGD, one client after the other, with PyTorch's default number of threads and with one; and, to
-show what is left of the difference, with default threads, our allocator setting, and convolutions channels last
-(``peer_tuned``: none of those compared does that; its batches still arrive channels first). Each arm runs in a
-process of its own. All arms train the same clients for the same number of steps on random images (speed only); what a
-run does once (data, clients, the first model) is done before; blocks alternate, ratios are taken within a block.
+Our engines are those that ``auto`` chooses for long runs: ``processes`` for the perceptron, whose steps take less than
+a millisecond, and ``workers`` (threads) for the convolutional networks. Processes start before the first block that
+counts. The loop, called the peer, does what common tools do: a torch.nn module per client, a DataLoader over (x, y)
+tuples with shuffling, torch.optim.SGD, one client after another. It runs with PyTorch's default number of threads and
+with one thread. ``peer_tuned`` shows what remains of the difference: it has default threads, our allocator setting, and
+convolutions channels last. No compared tool does that; its batches still arrive channels first. Each arm runs in a
+separate process. All arms train the same clients for the same number of steps on random images. What a run does once
+(data, clients, the first model) is done before the clock starts. The arms take turns, and ratios are within a block.
 
-``ours_1`` is the same engine on one core, and ``ours_plain`` the ``reference`` engine with the same allocator setting,
-which records no steps: what lies between the two is what recordings save.
+``ours_1`` is the same engine on one core. ``ours_plain`` is the engine ``reference`` with the same allocator setting;
+it records no steps, so the difference between the two is what recordings save.
 
-FLOPs count forward, backward for weights, and backward for inputs but of the first layer. Two peaks are measured in
-every block, with one thread per core: float32 matrix products (sgemm) and large convolutions; the best counts.
+FLOPs count the forward pass, the backward pass for weights, and the backward pass for inputs except those of the first
+layer. Every block measures two peaks with one thread per core: float32 matrix products (sgemm) and large convolutions;
+the best value counts.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mlp": {"shape": (1, 28, 28), "classes": 10, "batch": 10, "mflop": 0.32, "epochs": 6},
 }
 ENGINES = {"cifar_cnn": "workers", "emnist_cnn": "workers", "mlp": "processes"}
-"""Model -> engine of ours."""
+"""Model -> the engine of our arms."""
 _W = (128, 128, 5, 5)
 ARMS = ("ours", "ours_1", "ours_plain", "peer", "peer_1", "peer_tuned")
 
@@ -76,7 +77,7 @@ def examples(setting: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def as_lists(x: Any, y: Any, clients: int, examples: int) -> list[list[Any]]:
-    """Return the examples of every client as a list of pairs, which peers keep in memory."""
+    """Return the examples of every client as a list of pairs, as peers keep them in memory."""
     return [
         [(x[row], y[row]) for row in range(start, start + examples)] for start in range(0, clients * examples, examples)
     ]
@@ -93,7 +94,7 @@ def tune(module: Any) -> None:
 
 
 def peer_block(common: Any, setting: dict[str, Any], clients: list[list[Any]]) -> int:
-    """Train every client after the other as peers do; return the number of steps. ``clients`` are lists of examples."""
+    """Train one client after another as peers do; return the number of steps. ``clients`` are lists of examples."""
     import copy
 
     import torch
@@ -115,7 +116,7 @@ def peer_block(common: Any, setting: dict[str, Any], clients: list[list[Any]]) -
 
 
 def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Callable[[], int]:
-    """Return what trains the same clients with FedAvg on an engine, and gives the number of steps."""
+    """Return a function that trains the same clients with FedAvg on an engine and returns the number of steps."""
     import torch
 
     from fedtailor.algorithms.fedavg import FedAvg
@@ -146,7 +147,7 @@ def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Cal
 
 
 def serve(arm: str, name: str) -> None:
-    """Run one block per line of standard input; answer with milliseconds per client step."""
+    """Run one block for every line of standard input; answer with milliseconds per client step."""
     import torch
 
     from fedtailor.simulation.engines.build import build_engine
@@ -179,8 +180,8 @@ def serve(arm: str, name: str) -> None:
 def measure_peaks() -> dict[str, float]:
     """Return the best GFLOP/s of one thread per core: a large float32 matrix product, and a large convolution.
 
-    They come from two libraries that do not always use the same instructions: on some processors the convolution is
-    more than twice as fast, and then the matrix product is no bound.
+    Two libraries compute them, which do not always use the same instructions. On some processors the convolution is
+    more than twice as fast; the matrix product is not an upper bound there.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -252,7 +253,7 @@ def alternate(
 
 
 def speedups(times: dict[str, list[float]]) -> dict[str, float]:
-    """Return medians of ratios within a block: of the peer at its better setting, and of both settings, to ours."""
+    """Return medians over blocks of the times of the peer, at its better and at each setting, relative to ours."""
     better = [min(a, b) for a, b in zip(times["peer"], times["peer_1"], strict=True)]
     pairs = {"peer_better": better, "peer_default_threads": times["peer"], "peer_1_thread": times["peer_1"]}
     pairs |= {"peer_tuned": times["peer_tuned"]}

@@ -18,30 +18,30 @@ MODEL = "cifar_cnn"
 SHAPE = (3, 32, 32)
 CLASSES = 10
 TASK = Task(build_model(MODEL, SHAPE, CLASSES), CLASSES, SHAPE)
-OTHER_MODELS = {"fedbn": "wideresnet16"}  # for pages of methods that are nothing without normalization layers
+OTHER_MODELS = {"fedbn": "wideresnet16"}  # where the usual model would hide what the method does
 WEIGHTS = {
     "num_train": "number of training examples",
     "class_counts": "number of training examples of each class",
-    "own": "weight of the client's own",
+    "own": "a weight that the client computes",
     "equal": "every client counts the same",
 }
 SEES = {"mean": "mean over clients", "sum": "sum over clients", "each": "**every single client's**", "none": "-"}
 INTRODUCTION = f"""# Algorithms
 
-{{count}} methods. Each follows its paper; its page lists every difference, and what was decided where a paper leaves
-something open or its released code differs. Words and symbols are explained [below](#glossary). KiB are those of a
-message of one client in one round, at most, with the model `{MODEL}` and {CLASSES} classes. Methods whose server sees
-single clients cannot run under secure aggregation.
+{{count}} methods. Each follows its paper. Its page lists every difference, and every decision where the paper leaves
+something open or its released code differs. The [glossary](#glossary) explains words and symbols. KiB is the largest
+message of one client in one round, with the model `{MODEL}` and {CLASSES} classes. A method whose server sees single
+clients cannot run under secure aggregation.
 
 | algorithm | paper | what it does | the server sees | clients keep | judged at | KiB down | KiB up |
 |---|---|---|---|---|---|---|---|
 """
 
 NEW_CLIENTS = """
-## Clients that never took part
+## New clients
 
-What a method does with the data of such a client before it predicts, with the options' defaults. The budgets differ:
-compare new clients of two methods with this table at hand.
+This table shows what a method does, with its default options, with the data of a client that took no part in training,
+before the client predicts. The budgets differ: take them into account when you compare new clients of two methods.
 
 | algorithm | first, in `onboard` | then, as for all clients, in `personalize` |
 |---|---|---|
@@ -50,18 +50,19 @@ compare new clients of two methods with this table at hand.
 GLOSSARY = """
 ## Glossary
 
-* **n_i**: number of training examples of client i; n: that of the whole cohort. **cohort**: the clients of one round.
-* symbols are those of the paper; where a page does not say otherwise, **w** (w^t in round t) is the model that the
-  server sends to the cohort, **phi** or **theta** a body, **mu** and **Sigma** class means and covariance of features;
-  with an index i they are client i's own. **d**: number of features; **CE**: the cross-entropy; `a <- b`: a becomes b.
+* **n_i**: the number of training examples of client i; n: that of the whole cohort. **cohort**: the clients of a round.
+* Symbols are those of the paper. Unless a page says otherwise, **w** (w^t in round t) is the model that the server
+  sends to the cohort, **phi** or **theta** is a body, **mu** and **Sigma** are the class means and the covariance of
+  features. With an index i they belong to client i. **d**: the number of features; **CE**: the cross-entropy;
+  `a <- b`: a becomes b.
 * **head**: the last, linear layer, from features to logits; **body**: the layers below it.
 * **buffer**: numbers of a model that are not trained, such as running statistics of batch normalization; **extra**:
-  parameters that are trained but belong to neither body nor head. What is said of the body holds for both.
-* **down, up**: what the server sends to a client, and a client to the server.
-* the points at which accuracies are measured, always on every client's own test examples: **global**, the server's
-  model; **local**, a client's model right after it has trained in a round; **personalized**, what `personalize` makes
-  of the final server state, the client's state and its training examples.
-* **judged at**: the point that the method is about; compare methods at these.
+  trained parameters that belong to neither body nor head. What a page says about the body holds for both.
+* **down, up**: from the server to a client, and from a client to the server.
+* Accuracies are measured at three points, always on the test examples of each client. **global**: the model of the
+  server. **local**: the model of a client right after its training in a round. **personalized**: the model that
+  `personalize` makes from the final server state, the client state and the training examples of the client.
+* **judged at**: the point that the method is about. Compare methods at these points.
 """
 
 
@@ -110,11 +111,11 @@ def method_text(docstring: str) -> str:
 
 
 def facts(card: dict, cls: type) -> str:
-    """Return what is known of an algorithm in a few lines."""
+    """Return the most important facts about an algorithm."""
     rows = [
-        f"* judged at: `{card['judged_at']}`; what `personalize` does with a client's data: {card['adaptation']}",
-        f"* what a client that never took part does before, in `onboard`: {card['onboarding']}",
-        f"* a client keeps: {keeps(card)}; trains in a round: {card['who_trains']}",
+        f"* judged at: `{card['judged_at']}`; use of a client's data in `personalize`: {card['adaptation']}",
+        f"* what a new client does first, in `onboard`: {card['onboarding']}",
+        f"* a client keeps: {keeps(card)}; clients that train in a round: {card['who_trains']}",
         f"* secure aggregation: {'works' if card['secure_aggregation'] else 'no, the server sees single clients'}",
     ]
     if len(cls.presets) > 1:
@@ -123,13 +124,13 @@ def facts(card: dict, cls: type) -> str:
 
 
 def keeps(card: dict) -> str:
-    """Say what a client keeps, and with which model if it is not that of the other pages."""
+    """Return what a client keeps, and the model if it is not that of the other pages."""
     model = OTHER_MODELS.get(card["name"])
     return (", ".join(card["kept_by_clients"]) or "nothing") + (f" (with `{model}`)" if model else "")
 
 
 def settings(preset: typing.Mapping[str, typing.Any]) -> str:
-    """Say what a preset sets."""
+    """Return the values that a preset sets."""
     values = [f"`{name} = {json.dumps(value)}`" for name, value in preset.items()]
     return ", ".join(values) or "the defaults"
 
@@ -138,7 +139,7 @@ def messages(cls: type, name: str) -> str:
     """Return the table of messages."""
     declared = cls().messages(task_of(name))
     if not declared:
-        return "## Messages\n\nNothing is sent."
+        return "## Messages\n\nNone: nothing is sent."
     rows = ["| field | down | up: the server sees | weight | numbers |", "|---|---|---|---|---|"]
     for entry, field in declared.items():
         weight = WEIGHTS[field.weight] if field.reduction == "mean" else "-"
@@ -146,11 +147,11 @@ def messages(cls: type, name: str) -> str:
         numbers = f"{field.scalars():,}" + (sent_rows(field) if field.rows else "")
         rows.append(f"| `{entry}` | {down} | {SEES[field.reduction]} | {weight} | {numbers} |")
     model = OTHER_MODELS.get(name, MODEL)
-    return f"## Messages\n\nNumbers: with `{model}` and {CLASSES} classes.\n\n" + "\n".join(rows)
+    return f"## Messages\n\nNumbers are for `{model}` and {CLASSES} classes.\n\n" + "\n".join(rows)
 
 
 def sent_rows(field: Field) -> str:
-    """Say how many of the numbers go up where a client sends some rows only."""
+    """Return how many numbers go up where a client sends only some of the rows."""
     count = next(iter(field.leaf_shapes().values()))[0]
     return f"; up {field.scalars() * field.rows // count:,} ({field.rows} of {count})"
 
@@ -165,7 +166,7 @@ def options(cls: type) -> str:
             value = f'"{field.default}"' if isinstance(field.default, str) else field.default
             shown = str(value).lower() if isinstance(value, bool) else value
             rows.append(f"| `{field.name}` | `{shown}` | {allowed(hints[field.name])} | {cell(words[field.name])} |")
-    return "## Options\n\n" + ("\n".join(rows) if len(rows) > 2 else "None of its own; see `[training]`.")
+    return "## Options\n\n" + ("\n".join(rows) if len(rows) > 2 else "Only those of `[training]`.")
 
 
 def cell(text: str) -> str:
@@ -174,7 +175,7 @@ def cell(text: str) -> str:
 
 
 def allowed(hint: typing.Any) -> str:
-    """Say which values an option may have."""
+    """Return the allowed values of an option, in words."""
     base = hint
     extras = []
     if typing.get_origin(hint) is typing.Annotated:
@@ -187,7 +188,7 @@ def allowed(hint: typing.Any) -> str:
 
 
 def example(cls: type, name: str) -> str:
-    """Return how to run it, with its defaults and with every preset that differs."""
+    """Return the commands that run it: with its defaults, and with every preset that differs."""
     line = f"fedtailor run --algorithm {name} --dataset digits --clients 20 --rounds 20"
     others = [f"{line} --set algorithm.preset={preset}" for preset, values in cls.presets.items() if values]
     return "\n".join(["## Try it\n", "```console", line, *others, "```"])

@@ -19,8 +19,8 @@ changes. Other modules of the package may change at any time. The commands are d
 """
 TITLES = {
     "fedtailor": "What a program imports to run experiments, to read their results and to define its own methods.",
-    "fedtailor.toolkit": "What a method is written with, besides the names above: "
-    "[new-algorithm.md](new-algorithm.md) shows how.",
+    "fedtailor.toolkit": "What a method is written with; [new-algorithm.md](new-algorithm.md) shows how. All of these "
+    "names can be imported from `fedtailor` too.",
 }
 WIDTH = 100
 

@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 """Room -> the rooms, or parts of rooms, that it may import besides itself."""
 
 ENTRANCES: dict[str, frozenset[str]] = {
-    "__init__": frozenset({"testing", "core", "experiment", "models"}),
+    "__init__": frozenset({"toolkit", "testing", "core", "experiment", "models"}),
     "__main__": frozenset({"cli"}),
 }
 """The modules through which users come in, and what they may import: the public names, and the command line."""

@@ -14,34 +14,33 @@ NAMES = {
 }
 INTRODUCTION = """# Performance
 
-How fast training is, how that was measured, and on what. The tables are written from the records in
-[`benchmarks/results`](../benchmarks/results); the commands that make them are in
-[`benchmarks/README.md`](../benchmarks/README.md). Times are of the machine that a record names: compare within a table.
+This page shows how fast training is, how it was measured, and on what machine. Its tables come from the records in
+[`benchmarks/results`](../benchmarks/results); [`benchmarks/README.md`](../benchmarks/README.md) lists the commands that
+write them. Times depend on the machine that a record names: compare numbers within a table only.
 
 ## What makes it fast
 
 * **One client per core.** `workers` trains as many clients at once as there are physical cores, each on one thread,
-  the longest first. Frameworks that train one client after the other leave the cores to threads within a step,
-  which are too short to be divided.
-* **Memory as the processor wants it.** Images and filters lie channels last; pooling comes before an activation
-  that is monotone, which is the same result from a quarter of the numbers; memory that a step frees is kept, not
-  returned.
-* **Little between the products.** A step of SGD is one pass over parameters, gradients and momentum. A client's images
-  are normalized once per round, from resident 8-bit data; there is no data loader.
-* **Small steps are recorded.** A perceptron, or a head on cached features, spends most of a step between its products.
-  After 16 steps of one shape, its operations are recorded with the memory that they work on, as a CUDA graph does on a
-  GPU, and from then on run from a list, without automatic differentiation or Python in between. A recording is used
-  when it has given the same as the step itself, bit for bit, on three other batches. Steps run as they are on
-  `reference`, where a model has more than 4 MiB, where the loss is a closure, looks at values, or uses operations
-  that are not in a list of tested ones, and where convolutions are large.
-* **Processes where steps are short.** Below a millisecond threads hold each other up; `processes` maps the same
-  data into processes of their own. `engine.name = "auto"` times ten steps and chooses between the two, which give
-  the same bits.
-* **Those who do not train cost little.** What clients keep is in memory up to 1 GiB, and in files beyond.
+  the longest first. Frameworks that train one client after another can use several cores only within a step, and
+  steps are too short for that.
+* **A memory layout that suits the processor.** Images and filters are stored channels last. Pooling comes before a
+  monotone activation, which gives the same result from a quarter of the numbers. Memory that a step frees is kept
+  for the next one.
+* **Little work between the matrix products.** A step of SGD passes over parameters, gradients and momentum once. A
+  client's images are normalized once per round, from 8-bit data in memory; there is no data loader.
+* **Small steps are recorded.** In a perceptron, or in a head on cached features, most of the time of a step passes
+  between the matrix products. After 16 steps of one shape, the operations are recorded together with their memory, as
+  a CUDA graph does on a GPU. From then on they run from a list, without automatic differentiation or Python in between.
+  A recording is used only if it gives the same bits as the step itself on three other batches. Steps are not recorded
+  on `reference`, for models above 4 MiB, for large convolutions, and for losses that are closures, look at values, or
+  use operations that are not in a list of tested ones.
+* **Processes for short steps.** Below a millisecond, threads slow each other down; `processes` maps the same data into
+  separate processes. `engine.name = "auto"` times ten steps and chooses one of the two; both give the same bits.
+* **Clients that do not train cost little.** Client states stay in memory up to 1 GiB, and in files beyond that.
 
-The rivals in the tables are loops and libraries at their better setting, in the same run, in turn; a ratio is the
-median of the ratios of the pairs. A load marked (!) says that other work shared the machine, or had just ended. No
-time is of a GPU: none was there.
+The other programs in the tables are loops and libraries at their better setting. They ran in turn with ours in the same
+run; a ratio is the median of the ratios of all pairs. A load marked (!) means that other work used the machine, or had
+just ended. There are no times of GPUs, because no GPU was available.
 """
 
 
@@ -63,7 +62,7 @@ def table(head: str, rows: list[list[Any]]) -> str:
 
 
 def where(record: dict[str, Any]) -> str:
-    """Say on what a record was measured."""
+    """Return the machine of a record, in words."""
     about = {**record, **record["machine"]}
     processor = about.get("cpu") or about["processor"]
     cores = about.get("cores") or about["physical_cores"]
@@ -71,7 +70,7 @@ def where(record: dict[str, Any]) -> str:
 
 
 def short(value: float) -> str:
-    """Return a time with as many digits as say something."""
+    """Return a time with two decimals, or with three below 1."""
     return f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
@@ -103,16 +102,16 @@ def steps() -> str:
             ]
         )
     head = (
-        "| model | engine | ms a step | on one core | and nothing recorded | loop, default threads | loop, 1 thread "
-        "| ratio to its better setting | to 1 thread | to a tuned loop | of the sgemm peak | of the convolution peak "
-        "| load |"
+        "| model | engine | ms per step | on one core | on one core, not recorded | loop, default threads "
+        "| loop, 1 thread | ratio to its better setting | to 1 thread | to the tuned loop | % of the sgemm peak "
+        "| % of the convolution peak | load |"
     )
     text = (
-        "## Training steps\n\nThe loop is what the tools in use do: a module per client, a DataLoader over pairs, "
-        "torch's SGD. The tuned loop has what we set for speed outside a step, too, which none of those compared "
-        "does: memory that is kept, convolutions channels last. Peaks of all cores are measured in the same run, by "
-        "large matrix products and large convolutions; the latter are faster on some processors, so that more than "
-        "100 % of the former is possible.\n"
+        "## Training steps\n\nThe loop does what common tools do: one module per client, a DataLoader over pairs, and "
+        "the SGD of torch. The tuned loop also has our settings outside a step, which no compared tool has: it keeps "
+        "freed memory, and its convolutions are channels last. The same run measures the peak speed of all cores, "
+        "with large matrix products and large convolutions. On some processors convolutions are faster, so a "
+        "share can exceed 100 % of the peak of matrix products.\n"
     )
     return f"{text}\n{table(head, rows)}\nMeasured on: {where(records[0])}.\n"
 
@@ -133,8 +132,8 @@ def evaluation() -> str:
     if not rows:
         return ""
     head = (
-        "| model | examples a second | loop, default threads | loop, 1 thread | ratio to its better setting "
-        "| to a tuned loop | load |"
+        "| model | examples per second | loop, default threads | loop, 1 thread | ratio to its better setting "
+        "| to the tuned loop | load |"
     )
     return f"## Evaluation\n\n{table(head, rows)}\nMeasured on: {where(records[0])}.\n"
 
@@ -144,7 +143,7 @@ def peers() -> str:
     parts = []
     for found in load("peers-*.json"):
         rows = [[NAMES[arm], short(one["ms_per_step"]), f"{one['ratio']:.2f}"] for arm, one in found["arms"].items()]
-        head = "| | ms a step | times the first row |"
+        head = "| | ms per step | relative to the first row |"
         title = f"`{found['model']}`, load {load_of(found)}"
         parts.append(f"{title}:\n\n{table(head, rows)}\nMeasured on: {where(found)}.\n")
     return "## Other libraries, whole rounds of FedAvg\n\n" + "\n".join(parts) if parts else ""
@@ -163,8 +162,8 @@ def rounds() -> str:
             top = ", ".join(f"{100 * value / total:.0f} % {part}" for part, value in list(parts_of.items())[:3])
             rows.append([f"`{name}`", *seconds, f"{100 * one['outside_steps']:.1f} %", top])
         head = (
-            "| algorithm | training, s | server, s | personalizing and scoring all, s | of a client's round outside "
-            "training steps | largest parts of a client's round |"
+            "| algorithm | training, s | server, s | personalizing and scoring all clients, s | share of a client's "
+            "round outside training steps | largest parts of a client's round |"
         )
         engines = " / ".join(next(iter(found["algorithms"].values()))["seconds"])
         title = f"`{found['model']}`, Dir({found['alpha']:g}), engines {engines}"
@@ -191,6 +190,9 @@ def scale() -> str:
         ]
         for one in found["results"]
     ]
-    head = "| algorithm | clients | s a round | s before the first | largest memory, MB | of it not of files, MB |"
-    text = f"## Many clients\n\n{found['cohort']} of them train in a round; load {load_of(found)}.\n"
+    head = (
+        "| algorithm | clients | s per round | s before the first round | peak memory, MB "
+        "| of it not mapped from files, MB |"
+    )
+    text = f"## Many clients\n\n{found['cohort']} clients train in each round; load {load_of(found)}.\n"
     return f"{text}\n{table(head, rows)}\nMeasured on: {where(found)}.\n"

@@ -1,20 +1,20 @@
-"""Our engines against pfl-research and Flower on the same work, alternating in one run.
+"""Our engines, pfl-research and Flower on the same work, in turn in one run.
 
     sh benchmarks/peers/setup.sh
     python benchmarks/peers/compare.py [--model cifar_cnn|mlp] [--blocks 5] [--arms NAMES] [--json] [--check]
 
-100 clients hold random images divided by Dir(0.5); 30 train one epoch per round: batches of 50 and the CIFAR network of
-the pFedFDA paper, or batches of 10 and a perceptron. Each arm is a process (with its children) that trains one round
-when asked; arms take turns within a block, the first block is a warm-up. A round counts from the request to the new
-global weights: batches, messages and aggregation are in it, set-up and evaluation are not. Ratios are of rounds in the
-same block. A peer that is not installed is left out and the record says so.
+100 clients hold random images divided by Dir(0.5), and 30 of them train one epoch per round: in batches of 50 with the
+CIFAR network of the pFedFDA paper, or in batches of 10 with a perceptron. Each arm is a process, with its children,
+that trains one round when asked. Arms take turns within a block; the first block is a warm-up. The time of a round runs
+from the request to the new global weights. It includes batches, messages and aggregation, but not set-up and
+evaluation. Ratios compare rounds of the same block. If a peer is not installed, the record says so.
 
-Arms: ``ours`` (threads) and ``ours_processes``; ``pfl``, one process of one thread per physical core, and
-``pfl_threads``, one process with PyTorch's default threads; ``flower``, one actor per physical core. Cohorts, first
-weights and numbers of steps are the same (the last is asserted in every block); only ours and Flower shuffle.
-``--check`` compares what is learned where the order of examples cannot matter: two rounds of three epochs, each one
-batch of all examples of a client. All arms must end within 1e-5 of the first one in every weight. While an arm waits,
-its processes are idle, but for those of Ray, which look around now and then; the record has their share of one core.
+The arms are ``ours`` (threads) and ``ours_processes``; ``pfl``, with one process of one thread per physical core, and
+``pfl_threads``, one process with PyTorch's default threads; and ``flower``, with one actor per physical core. Cohorts,
+first weights and numbers of steps are the same, and every block asserts the last; only our arms and Flower shuffle.
+``--check`` compares what the arms learn where the order of examples cannot matter: in two rounds of three epochs, each
+with one batch of all examples of a client. All arms must end within 1e-5 of the first one in every weight. The
+processes of a waiting arm are idle, except those of Ray, which poll; the record has their share of one core.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ARMS = {
     "pfl_threads": ("pfl_arm", "pfl", {"workers": 1}),
     "flower": ("flower_arm", "flwr", {}),
 }
-"""Arm -> its module, what must be installed, and its part of the plan."""
+"""Arm -> its module, the package it needs, and its part of the plan."""
 DEFAULT = "ours,ours_processes,pfl,flower"
 BATCH = {"cifar_cnn": 50, "mlp": 10}
 TOLERANCE = 1e-5
@@ -60,7 +60,7 @@ print(json.dumps({"machine": machine(), "versions": versions() | peers}))
 
 
 def interpreter() -> str:
-    """Return the Python of all arms: of the environment that setup.sh makes, or this one, which may lack the peers."""
+    """Return the Python of all arms: that of the environment of setup.sh, or this one, which may lack the peers."""
     made = HERE / ".venv" / "bin" / "python"
     return str(made) if made.exists() else sys.executable
 
@@ -69,7 +69,8 @@ def environment(temporary: str) -> dict[str, str]:
     """Return the environment of the arms: PyTorch's defaults, no telemetry, nothing beyond the loopback."""
     kept = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # else Ray takes 127.0.0.1 for the address of a network card
+    # otherwise Ray replaces 127.0.0.1 by the address of a network card
+    loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     return {**kept, **quiet, **loopback, "PEERS_TEMPORARY": temporary, "PYTHONUNBUFFERED": "1"}
 
 
@@ -104,27 +105,27 @@ class Arm:
         return answer
 
     def family(self) -> list[int]:
-        """Return the process and all that descend from it."""
+        """Return the ids of the process and of all its descendants."""
         parents = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
-                continue  # ended meanwhile
+                continue  # the process has ended
         found = [self.process.pid]
         for pid in found:
             found += [child for child, parent in parents.items() if parent == pid]
         return found
 
     def cpu_seconds(self) -> float:
-        """Return what the family has used of the processor so far."""
+        """Return the processor time that the family has used so far."""
         total = 0
         for pid in self.family():
             try:
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
-            total += sum(map(int, fields[11:15]))  # its own, and of children that ended
+            total += sum(map(int, fields[11:15]))  # its own time, and that of children that have ended
         return total / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
@@ -168,7 +169,7 @@ def turns(arms: list[Arm], blocks: int) -> tuple[dict[str, list[float]], dict[st
 
 
 def check(names: list[str], plan: dict[str, Any], temporary: str) -> dict[str, float]:
-    """Return the largest difference of any weight from those of the first arm; see above."""
+    """Return, for every arm, the largest difference of a weight from that of the first arm."""
     import numpy as np
 
     plan = plan | {"batch": 10**6, "epochs": CHECK_EPOCHS, "rounds": CHECK_ROUNDS}
@@ -191,7 +192,7 @@ def check(names: list[str], plan: dict[str, Any], temporary: str) -> dict[str, f
 
 
 def run(names: list[str], plan: dict[str, Any], blocks: int, temporary: str) -> dict[str, Any]:
-    """Alternate the arms and summarize; the first arm is what the others are compared with."""
+    """Alternate the arms and summarize; the others are compared with the first arm."""
     load = os.getloadavg()[0]
     arms = []
     try:
@@ -238,7 +239,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--arms", default=DEFAULT, help=f"names, separated by commas, of: {', '.join(ARMS)}")
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--active", type=int, default=30, help="clients per round")
-    parser.add_argument("--check", action="store_true", help="compare what the arms learn, too")
+    parser.add_argument("--check", action="store_true", help="also compare what the arms learn")
     parser.add_argument("--json", action="store_true", help="write results/peers-MODEL.json too")
     arguments = parser.parse_args()
     arguments.names = arguments.arms.split(",")
@@ -250,9 +251,9 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print, record."""
+    """Parse the command line, measure, print and record."""
     arguments = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that the arms are ended, and files removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that arms end and files are removed
     answer = subprocess.run([interpreter(), "-c", PROBE], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     about = json.loads(answer.stdout)
     names = available(arguments.names, about["versions"])

@@ -1,4 +1,4 @@
-"""The arm of Flower: its simulation on Ray, with one actor of one CPU per worker, FedAvg and NumPy clients."""
+"""The arm of Flower: its simulation on Ray with one actor per CPU, FedAvg, and NumPy clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flwr.simulation import run_simulation
 
 
 class OnRequest(FedAvg):
-    """Flower's FedAvg with given cohorts, whose rounds wait for requests."""
+    """Flower's FedAvg with given cohorts; every round waits for a request."""
 
     def __init__(self, plan: work.Plan, requests: work.Requests, **rest: Any) -> None:
         super().__init__(fraction_evaluate=0.0, accept_failures=False, **rest)

@@ -1,7 +1,7 @@
-"""A Flower client as its examples write it: NumPy arrays in and out, a plain loop with torch's SGD in between.
+"""A Flower client as in Flower's examples: NumPy arrays in and out, and a plain loop with the SGD of torch.
 
-The data of all clients stay in the actor's memory between rounds. A module of its own, so that Flower sends its name
-to the actors, not its contents.
+The data of all clients stay in the memory of the actor between rounds. The client has a separate module so that Flower
+sends its name to the actors, and not its contents.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Our arm: FedAvg through the round loop that `fedtailor run` uses."""
+"""Our arm: FedAvg in the round loop of ``fedtailor run``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedtailor.simulation.rounds import federate
 
 
 class Watched:
-    """An engine that keeps what the server sent last."""
+    """An engine that keeps the last thing the server sent."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -42,7 +42,7 @@ class Watched:
 
 
 def federation(plan: work.Plan) -> Federation:
-    """Return the clients, with their images as stored."""
+    """Return the clients with their images as they are stored."""
     found = work.data(plan)
     channels = plan.shape[0]
     scale = torch.tensor([[value] * channels for value in (work.WHITE, work.MEAN, work.DEVIATION)])

@@ -1,9 +1,9 @@
 """The arm of pfl-research: FederatedAveraging on its simulated backend, one process per worker.
 
-Its strongest setting on a CPU: images with channels last, permuted in the model as in its own benchmark; processes of
-one thread each, joined by gloo, among which it spreads a cohort by the sizes of the clients (user_id_to_weight). The
-processes get the environment that torchrun would give them; the rendezvous is made here, because torchrun's listens
-on every interface. pfl evaluates each client in iteration 0, which is the warm-up.
+The arm uses the strongest setting of pfl-research on a CPU. Images are channels last, and the model permutes them, as
+in its own benchmark. Processes with one thread each are joined by gloo, and it divides a cohort among them by the sizes
+of the clients (user_id_to_weight). The processes get the environment that torchrun would give them; the rendezvous is
+made here, because that of torchrun listens on every interface. pfl evaluates each client in iteration 0, the warm-up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import nn
 
 
 class Classifier(nn.Module):
-    """The network with what pfl asks for: a loss, and metrics."""
+    """The network with the methods that pfl needs: a loss, and metrics."""
 
     def __init__(self, plan: work.Plan) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Classifier(nn.Module):
         return nn.functional.cross_entropy(self(x), y)
 
     def metrics(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
-        """Return what is evaluated: in the warm-up only."""
+        """Return the metrics; pfl asks for them in the warm-up only."""
         from pfl.metrics import Weighted
 
         with torch.no_grad():
@@ -49,7 +49,7 @@ class Classifier(nn.Module):
 
 
 def join(plan: work.Plan) -> tuple[Any, list[subprocess.Popen[bytes]]]:
-    """Start the other processes as torchrun would, with a store on the loopback; return what to keep."""
+    """Start the other processes as torchrun would, with a store on the loopback; return what must stay alive."""
     if plan.workers == 1 or "RANK" in os.environ:
         return None, []
     listener = socket.create_server(("127.0.0.1", 0))

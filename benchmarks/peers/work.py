@@ -1,8 +1,8 @@
 """The work that every arm does, and how an arm talks to compare.py.
 
-Clients hold random 8-bit images (speed only), divided by Dir(0.5) over the classes. Every arm trains the same cohorts
-from the same first weights. Ours gets the images as its data sets store them and normalizes batches; the peers get
-them as normalized floats from the start, which is what their own examples do.
+Clients hold random 8-bit images, divided by Dir(0.5) over the classes. Every arm trains the same cohorts from the same
+first weights. Our arm gets the images as data sets store them and normalizes batches. The peers get normalized floats
+from the start, as in their own examples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXAMPLES = {"cifar_cnn": 500, "mlp": 600}
 
 
 class Plan(NamedTuple):
-    """What compare.py asks of an arm: one JSON object on its command line."""
+    """The request of compare.py to an arm: one JSON object on its command line."""
 
     model: str
     clients: int
@@ -37,9 +37,9 @@ class Plan(NamedTuple):
     epochs: int
     workers: int
     engine: str = ""
-    """Engine of ours."""
+    """The engine of our arm."""
     weights: str = ""
-    """File for the global weights after the last round; empty: none."""
+    """File to write the global weights to after the last round; empty: none."""
 
     @classmethod
     def given(cls) -> Plan:
@@ -59,7 +59,7 @@ class Plan(NamedTuple):
 
     @property
     def training(self) -> Any:
-        """The section ``training`` of ours."""
+        """The section ``training`` of our arm."""
         from fedtailor.core.task import Training
 
         rest = {"lr": LR, "momentum": MOMENTUM, "weight_decay": DECAY}
@@ -67,7 +67,7 @@ class Plan(NamedTuple):
 
 
 class Data(NamedTuple):
-    """Images and labels of all clients, and which belong to whom."""
+    """Images and labels of all clients, and the rows of every client."""
 
     images: Any  # uint8 (rows, height, width, channels)
     labels: Any  # int64 (rows,)
@@ -102,20 +102,20 @@ def data(plan: Plan) -> Data:
 
 
 def participation(plan: Plan) -> Any:
-    """Return how cohorts are drawn."""
+    """Return the rule that draws cohorts."""
     from fedtailor.core.participation import Participation
 
     return Participation(plan="fixed", count=plan.active, full_last_round=False)
 
 
 def cohorts(plan: Plan) -> list[list[int]]:
-    """Return the clients of every round, as ours draws them."""
+    """Return the clients of every round, as our round loop draws them."""
     drawn = participation(plan)
     return [drawn.cohort(0, round, plan.rounds, plan.clients).tolist() for round in range(1, plan.rounds + 1)]
 
 
 def load_weights(plan: Plan, module: Any) -> None:
-    """Give a peer's module the weights that ours starts from; both list them in the order of layers."""
+    """Give a peer's module the first weights of our arm; both list them in the order of layers."""
     import torch
 
     from fedtailor.algorithms.fedavg import FedAvg
@@ -141,7 +141,7 @@ def save_weights(plan: Plan, tensors: Sequence[Any]) -> None:
 class Requests:
     """One line on standard input asks for one round; a JSON line answers, on what was standard output.
 
-    What libraries print goes to standard error.
+    Everything that libraries print goes to standard error.
     """
 
     def __init__(self) -> None:
@@ -164,5 +164,5 @@ class Requests:
         print(json.dumps({"seconds": self._seconds, "steps": steps}), file=self._answers, flush=True)
 
     def finish(self) -> None:
-        """Wait for the end of the requests: an arm that ends earlier takes time from the others."""
+        """Wait for the end of the requests: an arm that ended earlier would take time from the others."""
         sys.stdin.read()
