@@ -63,8 +63,9 @@ def test_the_most_recently_used_are_in_memory(tmp_path):
     assert files(store) == [2]
     assert int(store[2].count) == 2 and files(store) == [1, 2]
     store[1] = state(7)  # what lies in the file is old now
-    store[4] = state(8)
-    store[5] = store[4]
+    last = state(8)
+    store[4] = last
+    store[5] = last
     assert int(store[1].count) == 7
 
 
