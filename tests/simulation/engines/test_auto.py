@@ -33,7 +33,7 @@ def chosen(seconds, protocol=LONG, workers=2, algorithm=None, world=WORLD):
 def test_short_steps_of_a_long_run_get_processes():
     choice = chosen(0.0003)
     assert (choice.engine.name, choice.engine.workers, choice.seconds) == ("processes", 2, 0.0003)
-    assert choice.reason == "engine processes: a plain step takes 0.3 ms, too short for threads."
+    assert choice.reason == "engine processes: a training step takes 0.3 ms, too short for threads."
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.5])
@@ -47,7 +47,10 @@ def test_a_run_must_earn_the_start():
     rounds = 1000  # of 4 clients with 15 steps each
     assert chosen(0.0007, Protocol(rounds=rounds)).engine.name == "processes"  # 21 s for each of two processes
     choice = chosen(0.0006, Protocol(rounds=rounds))
-    assert choice.engine.name == "workers" and "not worth their start for about 18 s" in choice.reason
+    assert (
+        choice.engine.name == "workers"
+        and "for a run of about 18 s it is not worth starting processes" in choice.reason
+    )
 
 
 def test_short_runs_and_single_cores_are_not_timed():
@@ -138,7 +141,9 @@ def test_a_run_says_what_was_chosen_and_writes_the_engine(tmp_path, monkeypatch)
     monkeypatch.setattr(auto, "WORTH_A_START", 1e-9)
     monkeypatch.setattr(auto, "step_seconds", lambda *_: 0.002)
     config = make_config({"data": {"clients": 3}, "federation": {"rounds": 1}, "algorithm": {"name": "fedavg"}})
-    parts, notes, closed = assemble(config, 0), Notes(), []
+    parts = assemble(config, 0)
+    notes = Notes()
+    closed = []
     monkeypatch.setattr(type(parts.engine), "close", lambda self: closed.append(self))
     result = run_seed(parts, tmp_path / "run", notes)
     assert parts.choice.reason in notes.texts and "2 ms" in parts.choice.reason

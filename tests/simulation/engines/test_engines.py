@@ -101,7 +101,8 @@ def test_interruption_is_no_failure_of_a_client(engine):
 
 @every_engine
 def test_one_thread_within_and_as_before_after(engine):
-    before, seen = torch.get_num_threads(), set()
+    before = torch.get_num_threads()
+    seen = set()
     torch.set_num_threads(2)
 
     def look(task, common, row):
@@ -123,7 +124,8 @@ def test_threads_are_as_before_after_an_error():
 
 
 def test_workers_start_the_longest_first_ties_by_position():
-    started, lock = [], threading.Lock()
+    started = []
+    lock = threading.Lock()
 
     def note(task, common, row):
         with lock:
@@ -147,7 +149,8 @@ def test_workers_run_at_the_same_time():
 
 
 def test_an_interrupted_map_starts_no_further_client():
-    started, release = [], threading.Event()
+    started = []
+    release = threading.Event()
 
     def program(task, common, row):
         started.append(int(row.client))
@@ -253,7 +256,8 @@ def given(task, common, row):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_threads_stay_until_the_engine_is_closed_and_a_forked_process_has_its_own():
-    engine, jobs = Workers(2), [Job(client, TASK, torch.tensor(float(client)), 1) for client in range(4)]
+    engine = Workers(2)
+    jobs = [Job(client, TASK, torch.tensor(float(client)), 1) for client in range(4)]
     before = threading.active_count()
     engine.map(given, (), jobs)
     engine.map(given, (), jobs)
@@ -293,6 +297,6 @@ def needs_much_memory(task, common, row):
 
 def test_too_much_memory_for_a_stack_is_answered_by_the_block_to_set():
     jobs = [Job(client, TASK, torch.tensor(float(client)), 1) for client in range(6)]
-    with pytest.warns(RuntimeWarning, match=r"6 need more memory than there is, set engine.block = 3 \(it is 8\)\."):
+    with pytest.warns(RuntimeWarning, match=r"not enough memory to stack 6\. Set engine\.block = 3 \(it is 8\)\."):
         outputs = Batched(8).map(needs_much_memory, torch.tensor(0.0), jobs)
     assert [float(output) for output in outputs] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]

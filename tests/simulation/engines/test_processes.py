@@ -1,4 +1,4 @@
-"""The engine of processes: the same bits, what travels and what cannot, and how processes end."""
+"""The engine ``processes``: the same bits, what can and cannot be sent, and how processes end."""
 
 import os
 import signal
@@ -20,10 +20,10 @@ from fedtailor.core import tree
 from fedtailor.core.engine import Failure
 from fedtailor.core.errors import ConfigError, RunError
 from fedtailor.models import build_model
-from fedtailor.simulation.engines import seats, tables
+from fedtailor.simulation.engines import mapped_tables, worker_process
 from fedtailor.simulation.engines.processes import Processes
 from fedtailor.simulation.engines.reference import Reference
-from fedtailor.simulation.engines.seats import WorkerProcess
+from fedtailor.simulation.engines.worker_process import WorkerProcess
 from fedtailor.simulation.programs import train_program
 from fedtailor.testing.runs import assert_same_runs, run
 from simulation.engines import programs
@@ -114,7 +114,7 @@ def test_processes_are_like_their_parent(pool):
     assert all(output == expected for output in outputs)
     assert len(seen) <= 2 and os.getpid() not in seen
     now = pool.map(programs.look, COMMON, jobs())
-    assert {output["process"] for output in now} <= {seat._process.pid for seat in pool._pool.seats}
+    assert {output["process"] for output in now} <= {worker._process.pid for worker in pool._pool.workers}
     assert all(
         (output["deterministic"], output["precision"], output["mkldnn"]) == (False, "highest", True) for output in now
     )
@@ -148,9 +148,7 @@ def test_a_failing_client_fails_alone(pool):
 
 def test_an_output_that_cannot_be_sent_is_a_failure(pool):
     outputs = pool.map(programs.unreadable, COMMON, [job(0), job(1), job(2)])
-    assert isinstance(outputs[1].reason, TypeError) and "what the program returned cannot be sent" in str(
-        outputs[1].reason
-    )
+    assert isinstance(outputs[1].reason, TypeError) and "the program's output cannot be sent" in str(outputs[1].reason)
     assert [int(outputs[0]), int(outputs[2])] == [0, 2]
 
 
@@ -158,7 +156,7 @@ def test_a_client_whose_process_dies_fails_alone():
     with Processes(1) as engine:
         outputs = engine.map(programs.deadly, data(torch.ones(2)), [job(n) for n in range(5)])
         reason = outputs.pop(2).reason
-        assert str(reason).startswith("the process of this client ended by signal 9 (SIGKILL), for example")
+        assert str(reason).startswith("the process of this client was ended by signal 9 (SIGKILL), possibly because")
         assert [int(output) for output in outputs] == [0, 1, 3, 4]
 
 
@@ -166,8 +164,9 @@ def test_a_client_whose_process_dies_fails_alone():
 
 
 def test_an_interruption_ends_clients_and_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables.tempfile, "tempdir", str(tmp_path))
-    started, main = tmp_path / "started", threading.main_thread().ident
+    monkeypatch.setattr(mapped_tables.tempfile, "tempdir", str(tmp_path))
+    started = tmp_path / "started"
+    main = threading.main_thread().ident
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
 
     def interrupt():
@@ -202,9 +201,11 @@ print("done")
 
 
 def parent(tmp_path, program):
-    """Return a process with an engine that it never closes."""
+    """Return a process with an engine that it never closes: a script without ``if __name__ == "__main__"``."""
+    script = tmp_path / "script.py"
+    script.write_text(ORPHAN)
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "error", "-c", ORPHAN, program, str(tmp_path / "started")]
+    command = [sys.executable, "-W", "error", str(script), program, str(tmp_path / "started")]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
 
@@ -228,7 +229,7 @@ def test_processes_end_with_the_interpreter_without_a_word(tmp_path):
 
 @pytest.mark.parametrize(("command", "how"), [("false", "ended with exit code 1"), ("nowhere", "No such file")])
 def test_processes_that_cannot_start_end_the_run(command, how, tmp_path, monkeypatch):
-    monkeypatch.setattr(tables.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(mapped_tables.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "executable", command)
     with pytest.raises(RunError, match=how) as refused:
         Processes(2).map(programs.total, data(torch.ones(2)), jobs())
@@ -237,7 +238,7 @@ def test_processes_that_cannot_start_end_the_run(command, how, tmp_path, monkeyp
 
 
 def test_data_that_cannot_be_written_end_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables.tempfile, "tempdir", str(tmp_path / "none"))
+    monkeypatch.setattr(mapped_tables.tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(RunError, match=r"cannot write the data for its processes to .*none.*TMPDIR"):
         Processes(2).map(programs.total, data(torch.ones(2)), jobs())
 
@@ -274,7 +275,8 @@ def test_tensors_keep_their_layout_there_and_back(pool):
 
 
 def test_tables_keep_their_layout(pool):
-    x, y = TENSORS["channels_last"], torch.arange(9)[1:3]
+    x = TENSORS["channels_last"]
+    y = torch.arange(9)[1:3]
     stride, channels_last, some, labels = pool.map(programs.tables, data(x, y), [job(0)])[0]
     assert (stride, channels_last) == (x.stride(), True)
     assert torch.equal(some, x[1:2]) and torch.equal(labels, y)
@@ -309,12 +311,12 @@ def test_what_cannot_be_sent_is_named_before_anything_starts(monkeypatch):
     monkeypatch.setattr(Homeless, "__module__", "__main__")
     engine = Processes(1)
     mine = partial(train_program, algorithm=Homeless(), evaluate=False)
-    refused(lambda: engine.map(mine, data(torch.ones(1)), [job(0)]), "algorithm 'Homeless'", "script that was started")
+    refused(lambda: engine.map(mine, data(torch.ones(1)), [job(0)]), "algorithm 'Homeless'", "main script")
     refused(lambda: engine.map(lambda *_: 0, COMMON, [job(0)]), "program '<lambda>'")
     closed = TASK._replace(model=Closed())
     refused(lambda: engine.map(programs.total, COMMON, [job(0, task=closed)]), "model 'Closed'", "lambda")
     common = {"factor": lambda: 0}
-    refused(lambda: engine.map(programs.total, common, [job(0)]), "what the program 'total' tells all clients")
+    refused(lambda: engine.map(programs.total, common, [job(0)]), "the shared inputs of the program 'total'")
 
 
 def test_a_model_of_the_current_folder_is_found(pool, tmp_path, monkeypatch):
@@ -331,7 +333,7 @@ def test_a_model_of_the_current_folder_is_found(pool, tmp_path, monkeypatch):
 def test_the_longest_starts_first():
     order = []
     engine = Processes(1)
-    engine._pool.seats[0].run = lambda parcel, job: order.append(job.client)
+    engine._pool.workers[0].run = lambda payload, job: order.append(job.client)
     engine.map(programs.total, COMMON, jobs())
     assert order == [2, 4, 0, 5, 3, 1]
 
@@ -344,19 +346,20 @@ def test_what_cannot_be_sent_later_is_named_too(pool, monkeypatch):
     refused(lambda: pool.map(ghost.program, COMMON, [job(0)]), "No module named 'ghost'")
 
 
-def test_a_place_that_is_stopped_while_its_process_starts_runs_nothing(monkeypatch):
+def test_a_worker_that_is_stopped_while_its_process_starts_runs_nothing(monkeypatch):
     """An interruption finds no process to end yet; the one that comes then must not work for minutes."""
-    seat, original = WorkerProcess(), subprocess.Popen
+    worker = WorkerProcess()
+    original = subprocess.Popen
 
     def slow(*arguments, **options):
         process = original(*arguments, **options)
-        seat.kill()
+        worker.kill()
         return process
 
-    monkeypatch.setattr(seats.subprocess, "Popen", slow)
+    monkeypatch.setattr(worker_process.subprocess, "Popen", slow)
     with pytest.raises(RunError, match="before it was ready"):
-        seat._start("")
-    seat.leave()
+        worker._start("")
+    worker.close()
     monkeypatch.undo()
-    seat._start("")  # a later map starts anew
-    seat.leave()
+    worker._start("")  # a later map starts anew
+    worker.close()

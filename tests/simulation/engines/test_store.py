@@ -1,4 +1,4 @@
-"""The store: what comes back, what is in memory, what lies in files."""
+"""The store of client states: what is read back, what is in memory, what is in files."""
 
 from typing import NamedTuple
 
@@ -46,7 +46,8 @@ def test_what_comes_back_is_what_went_in(tmp_path):
         store[client] = state(client)
     assert files(store) == [2, 5] and list(store) == [5, 2, 9] and len(store) == 3
     for client in (5, 2, 9):
-        found, expected = store[client], state(client)
+        found = store[client]
+        expected = state(client)
         assert_same_bits(found, expected)
         assert isinstance(found, State) and found.nothing == ()
         assert found.model["conv.weight"].stride() == expected.model["conv.weight"].stride()
@@ -54,14 +55,17 @@ def test_what_comes_back_is_what_went_in(tmp_path):
 
 def test_the_most_recently_used_are_in_memory(tmp_path):
     store = Store(tmp_path, in_memory=2 * SIZE)
-    store[1], store[2] = state(1), state(2)
+    store[1] = state(1)
+    store[2] = state(2)
     assert files(store) == []
     assert int(store[1].count) == 1  # so that 2 is the least recent
     store[3] = state(3)
     assert files(store) == [2]
     assert int(store[2].count) == 2 and files(store) == [1, 2]
     store[1] = state(7)  # what lies in the file is old now
-    store[4] = store[5] = state(8)
+    last = state(8)
+    store[4] = last
+    store[5] = last
     assert int(store[1].count) == 7
 
 
@@ -74,7 +78,8 @@ def test_a_view_keeps_nothing_else_in_memory(tmp_path):
 def test_leaves_may_be_one_tensor_or_spread_over_less_memory(tmp_path):
     one = torch.arange(6.0).view(2, 3)
     store = Store(tmp_path, in_memory=0)
-    store[0], store[1] = {"now": one, "before": one, "flat": torch.ones(3).expand(2, 3)}, ()
+    store[0] = {"now": one, "before": one, "flat": torch.ones(3).expand(2, 3)}
+    store[1] = ()
     assert files(store) == [0]
     assert_same_bits(store[0], {"now": one, "before": one, "flat": torch.ones(2, 3)})
 
@@ -82,7 +87,8 @@ def test_leaves_may_be_one_tensor_or_spread_over_less_memory(tmp_path):
 def test_what_was_in_a_file_is_aligned_as_if_it_had_not_been(tmp_path):
     """Sums of one vector at two alignments may differ in the last bit."""
     store = Store(tmp_path, in_memory=0)
-    store[0], store[1] = {"a": torch.ones(3), "b": torch.ones(5)}, ()
+    store[0] = {"a": torch.ones(3), "b": torch.ones(5)}
+    store[1] = ()
     assert [leaf.data_ptr() % 64 for leaf in store[0].values()] == [0, 0]
 
 
@@ -101,19 +107,21 @@ def test_what_cannot_be_written_or_read_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
     store = Store(tmp_path / "file" / "states", in_memory=0)
     store[1] = state(1)
-    with pytest.raises(RunError, match=r"cannot write '.*1\.safetensors', which holds what client 1 keeps"):
+    with pytest.raises(RunError, match=r"cannot write '.*1\.safetensors', which stores data of client 1"):
         store[2] = state(2)
     store = Store(tmp_path / "states", in_memory=0)
-    store[1], store[2] = state(1), state(2)
+    store[1] = state(1)
+    store[2] = state(2)
     (tmp_path / "states" / "1.safetensors").write_bytes(b"damaged")
-    with pytest.raises(RunError, match=r"cannot read '.*1\.safetensors', which holds what client 1 keeps"):
+    with pytest.raises(RunError, match=r"cannot read '.*1\.safetensors', which stores data of client 1"):
         store[1]
 
 
 @pytest.mark.parametrize("name", ["fedrep", "fedpac", "scaffold", "knn_per", "pfedvem", "fedproto", "fedbabu"])
 def test_runs_do_not_depend_on_it(tmp_path, float64, name):
     """States, the rows of FedPAC, and personal models, of which those of kNN-Per hold rows per example."""
-    world, algorithm = federation(perceptron()), load_algorithm(name)(training=Training(lr=0.1, epochs=1, batch_size=5))
+    world = federation(perceptron())
+    algorithm = load_algorithm(name)(training=Training(lr=0.1, epochs=1, batch_size=5))
     expected = run(algorithm, Reference(), world, rounds=3).reports[-1].personal
     stores = []
 

@@ -1,10 +1,11 @@
-"""What ``auto`` chooses on a CPU: threads, or processes where steps are so short that threads hold each other up.
+"""The engine ``auto``: on a CPU, threads, or processes where steps are so short that threads hold each other up.
 
-Both give the bits of the reference engine, so that no result depends on a timing.
+Both give the same bits as the reference engine, so no result depends on a timing.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,11 +26,13 @@ from fedtailor.training.blocks import train
 from fedtailor.training.losses import classification_loss
 
 SHORT_STEP = 1e-3
-"""Seconds of a step under which threads hold each other up."""
+"""Duration of a training step in seconds; during shorter steps, threads hold each other up."""
 WORTH_A_START = 20.0
-"""Seconds of a run that earn the start of processes, which takes some."""
-_WARM_UP, _TIMED = 3, 10  # steps
-_SLOW = 0.02  # seconds of a first step that need no second look
+"""Duration of a run in seconds; shorter runs do not gain from processes, which take time to start."""
+_WARM_UP_STEPS = 3
+_TIMED_STEPS = 10
+_SLOW = 0.02
+"""Duration of a first step in seconds that needs no second measurement."""
 
 
 def choose(
@@ -43,79 +46,103 @@ def choose(
     """Choose between threads and processes.
 
     Args:
-        algorithm: what will run.
+        algorithm: the algorithm that will run.
         federation: its clients and data.
-        protocol: its rounds, and who trains in them.
-        workers: clients at once; 0: one per physical core.
-        measure: returns the seconds of a plain step; default: :func:`step_seconds`.
+        protocol: its rounds, and which clients train in them.
+        workers: how many clients run at the same time; 0: one per physical core.
+        measure: returns the duration of a training step in seconds; default: :func:`step_seconds`.
     """
     count = workers or physical_cores()
     if count == 1:
-        return EngineChoice(Workers(count), "engine workers: there is one core to use.")
+        return EngineChoice(Workers(count), "engine workers: only one core is available.")
     steps = expected_steps(algorithm, federation, protocol)
     if steps * SHORT_STEP / count <= WORTH_A_START:
-        return EngineChoice(
-            Workers(count), f"engine workers: processes are not worth their start for {steps:.0f} steps."
-        )
+        reason = f"engine workers: for {steps:.0f} steps it is not worth starting processes."
+        return EngineChoice(Workers(count), reason)
     try:
         seconds = (measure or step_seconds)(algorithm, federation)
-    except Exception as error:  # whatever a user's model raises: the run will say so of every client
-        return EngineChoice(Workers(count), f"engine workers: a plain step of training failed, {error}")
-    took = f"a plain step takes {1e3 * seconds:.2g} ms"
+    except Exception as error:  # a user's model may raise anything; the run will report it for every client
+        return EngineChoice(Workers(count), f"engine workers: a trial training step failed: {error}")
+    duration = f"a training step takes {1e3 * seconds:.2g} ms"
     if seconds >= SHORT_STEP:
-        return EngineChoice(Workers(count), f"engine workers: {took}, long enough for threads.", seconds)
+        return EngineChoice(Workers(count), f"engine workers: {duration}, long enough for threads.", seconds)
     total = steps * seconds / count
     if total <= WORTH_A_START:
-        rest = f"processes are not worth their start for about {total:.0f} s"
-        return EngineChoice(Workers(count), f"engine workers: {took}, and {rest}.", seconds)
+        reason = f"engine workers: {duration}; for a run of about {total:.0f} s it is not worth starting processes."
+        return EngineChoice(Workers(count), reason, seconds)
     problem = obstacle(algorithm, federation)
     if problem:
-        return EngineChoice(Workers(count), f"engine workers: {took}, too short for threads, but {problem}", seconds)
-    return EngineChoice(Processes(count), f"engine processes: {took}, too short for threads.", seconds)
+        reason = f"engine workers: {duration}, too short for threads, but {problem}"
+        return EngineChoice(Workers(count), reason, seconds)
+    return EngineChoice(Processes(count), f"engine processes: {duration}, too short for threads.", seconds)
 
 
 def expected_steps(algorithm: Algorithm[Any, Any, Any], federation: Federation, protocol: Protocol) -> float:
-    """Return how many steps of training a run has, about: those of plain training on the client of median size."""
+    """Estimate the training steps of a run: as if every client had the median size and trained plainly."""
     sizes = _sizes(federation)
     if not sizes:
         return 0.0
-    training, population, draw = algorithm.training, len(sizes), protocol.participation
-    share = {"all": population, "fixed": draw.count, "bernoulli": draw.probability * population}[draw.plan]
-    clients = population if protocol.everybody_trains(algorithm) else min(share, population)
-    return protocol.rounds * clients * _client_steps(training, _median(sizes))
+    clients = _expected_clients(algorithm, protocol, population=len(sizes))
+    return protocol.rounds * clients * _client_steps(algorithm.training, _median(sizes))
+
+
+def _expected_clients(algorithm: Algorithm[Any, Any, Any], protocol: Protocol, population: int) -> float:
+    """Return how many clients of a population train in a round, on average."""
+    participation = protocol.participation
+    if protocol.everybody_trains(algorithm) or participation.plan == "all":
+        return population
+    if participation.plan == "fixed":
+        return min(participation.count, population)
+    return participation.probability * population
 
 
 def _client_steps(training: Training, size: int) -> int:
-    """Return the steps of a client of a size in a round."""
-    return training.steps or training.epochs * (-(-size // training.batch_size) if training.batch_size else 1)
+    """Return the steps in a round of a client with ``size`` training examples."""
+    if training.steps:
+        return training.steps
+    if training.batch_size:
+        batches = math.ceil(size / training.batch_size)
+    else:
+        batches = 1
+    return training.epochs * batches
 
 
 def step_seconds(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> float:
-    """Return what a plain step of training takes, in seconds of processor time: others who work here do not count."""
+    """Return the processor time of a plain training step in seconds; other programs do not affect it."""
     sizes = _sizes(federation)
     client = federation.trainable_clients[sizes.index(_median(sizes))]
-    task, key = federation.task(client), rng.new_key(0, purpose="timing")
-    data, params = federation.data(client).train, task.model.init(key)
-    step = partial(train, task, classification_loss, params, data=data, key=key, training=algorithm.training)
+    task = federation.task(client)
+    data = federation.data(client).train
+    key = rng.new_key(0, purpose="timing")
+    params = task.model.init(key)
 
     def seconds(steps: int) -> float:
         start = time.thread_time()
-        step(steps=steps)
+        train(
+            task,
+            classification_loss,
+            params,
+            data=data,
+            key=key,
+            training=algorithm.training,
+            steps=steps,
+        )
         return (time.thread_time() - start) / steps
 
     with one_thread():
         first = seconds(1)
         if first > _SLOW:
             return first
-        seconds(_WARM_UP - 1)
-        return seconds(_TIMED)
+        seconds(_WARM_UP_STEPS - 1)
+        return seconds(_TIMED_STEPS)
 
 
 def obstacle(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> str:
-    """Return why an algorithm cannot run in other processes, as a sentence, or nothing."""
+    """Return why an algorithm cannot run in other processes, as a sentence; empty if it can."""
+    tasks = {id(task): task for task in (federation.common_task, *federation.own_tasks)}
     try:
         encode_map(partial(train_program, algorithm=algorithm, evaluate=False), ())
-        for task in {id(task): task for task in (federation.common_task, *federation.own_tasks)}.values():
+        for task in tasks.values():
             encode_task(0, task)
     except ConfigError as error:
         return error.message

@@ -1,7 +1,7 @@
-"""The batched engine: one program for a stack of clients, by ``torch.func.vmap``.
+"""The engine ``batched``: one program for a stack of clients, by ``torch.func.vmap``.
 
-Clients are sorted by size and cut into blocks; within a block example lists are padded with examples of weight
-0. The building blocks see the stacked tensors and drop clients that have finished.
+Clients are sorted by size and divided into blocks. Within a block, lists of examples are padded with examples of weight
+0. The building blocks of training see the stacked tensors and drop clients that have finished.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedtailor.simulation.engines.reference import run_job
 
 
 class Batched:
-    """Runs up to ``block`` clients as one stack."""
+    """Runs stacks of up to ``block`` clients."""
 
     name = "batched"
 
@@ -36,8 +36,8 @@ class Batched:
         outputs: list[Any] = [None] * len(jobs)
         with one_thread():
             for positions in self._blocks(jobs):
-                chosen = [jobs[position] for position in positions]
-                for position, output in zip(positions, self.run_block(program, common, chosen), strict=True):
+                block_outputs = self.run_block(program, common, [jobs[position] for position in positions])
+                for position, output in zip(positions, block_outputs, strict=True):
                     outputs[position] = output
         return outputs
 
@@ -45,46 +45,53 @@ class Batched:
         """Do nothing: nothing is held between calls."""
 
     def run_block(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
-        """Run one block; if it fails, run its clients one by one, so that only the faulty one fails.
+        """Run one block; if it fails, run its clients one by one, so that only faulty clients fail.
 
-        If then none fails, the program cannot be stacked: that is slow, not wrong, so it is a warning.
+        If no client fails then, the program cannot be stacked. That is slow but not wrong, so it is a warning.
         """
         try:
             return run_stacked(program, common, jobs)
-        except Exception as reason:  # whatever a client's program raises
+        except Exception as reason:  # a client's program may raise anything
             outputs = [run_job(program, common, job) for job in jobs]
             if not any(isinstance(output, Failure) for output in outputs):
                 warnings.warn(self._why_one_by_one(reason, len(jobs)), RuntimeWarning, stacklevel=2)
             return outputs
 
     def _why_one_by_one(self, reason: Exception, clients: int) -> str:
-        if isinstance(reason, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(reason):
-            need = f"engine 'batched' runs clients one by one: {clients} need more memory than there is"
-            return f"{need}, set engine.block = {clients // 2} (it is {self.block})." if clients > 1 else f"{need}."
-        return f"engine 'batched' runs clients one by one, because they cannot be stacked: {reason}"
+        out_of_memory = isinstance(reason, torch.OutOfMemoryError | MemoryError)
+        if not out_of_memory and "can't allocate memory" not in str(reason):
+            return f"engine 'batched' runs clients one by one, because they cannot be stacked: {reason}"
+        warning = f"engine 'batched' runs clients one by one, because there is not enough memory to stack {clients}."
+        if clients > 1:
+            warning += f" Set engine.block = {clients // 2} (it is {self.block})."
+        return warning
 
     def _blocks(self, jobs: Sequence[Job]) -> list[list[int]]:
-        """Return positions of clients with one task and similar size."""
-        by_task: dict[int, list[int]] = {}
+        """Return blocks of positions: clients with the same model and of similar size."""
+        by_model: dict[int, list[int]] = {}
         for position, job in enumerate(jobs):
-            by_task.setdefault(id(job.task.model), []).append(position)
+            by_model.setdefault(id(job.task.model), []).append(position)
         blocks = []
-        for positions in by_task.values():
+        for positions in by_model.values():
             positions.sort(key=lambda position: (-jobs[position].size, position))
-            blocks += [positions[start : start + self.block] for start in range(0, len(positions), self.block)]
+            for start in range(0, len(positions), self.block):
+                blocks.append(positions[start : start + self.block])
         return blocks
 
 
 def run_stacked(program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
-    """Run clients of one task as one stack; whatever PyTorch or the program raises is raised."""
+    """Run clients with the same model as one stack; errors of PyTorch or the program are raised unchanged."""
     stacked = _stack([job.row for job in jobs])
     output = torch.func.vmap(partial(program, jobs[0].task), in_dims=(None, 0))(common, stacked)
-    rows = tree.unstack(output, len(jobs))
-    return [tree.map(torch.clone, cut(row, job.size)) for row, job in zip(rows, jobs, strict=True)]
+    outputs = []
+    for client_output, job in zip(tree.unstack(output, len(jobs)), jobs, strict=True):
+        own = cut(client_output, job.size)
+        outputs.append(tree.map(torch.clone, own))  # a view would keep the whole stack in memory
+    return outputs
 
 
 def _stack(rows: Sequence[Any]) -> Any:
-    """Stack trees; example lists are padded at the end with position 0 and weight 0."""
+    """Stack trees; lists of examples are padded at the end with position 0 and weight 0."""
     first = rows[0]
     if isinstance(first, ExampleIndices):
         return ExampleIndices(*(_pad(column) for column in zip(*rows, strict=True)))
@@ -93,7 +100,9 @@ def _stack(rows: Sequence[Any]) -> Any:
     if isinstance(first, dict):
         return {name: _stack([row[name] for row in rows]) for name in first}
     children = [_stack(column) for column in zip(*rows, strict=True)]
-    return type(first)(*children) if hasattr(first, "_fields") else tuple(children)
+    if hasattr(first, "_fields"):
+        return type(first)(*children)
+    return tuple(children)
 
 
 def _pad(column: Sequence[Tensor]) -> Tensor:

@@ -1,8 +1,11 @@
-"""The processes engine: one client per physical core, in processes of their own.
+"""The engine ``processes``: one process per physical core, one client at a time in each.
 
 Where a step takes less than a millisecond, threads wait for Python's lock; processes do not. Children are new
-interpreters, never forks: a fork of a process whose threads hold locks may wait for ever. They speak with their parent
-through their standard input and output, and end when it does. The arithmetic is that of the reference engine.
+interpreters and never forks, because a fork of a process whose threads hold locks can deadlock. They communicate with
+their parent through their standard input and output, and end when it does. They compute as the reference engine does.
+
+``concurrent.futures`` and ``multiprocessing`` import the user's main script again in every child, so that a script
+without ``if __name__ == "__main__"``, or one read from standard input, fails; these children never import it.
 """
 
 from __future__ import annotations
@@ -19,72 +22,74 @@ import torch
 from fedtailor.core.engine import Job, Program
 from fedtailor.core.task import Task
 from fedtailor.simulation.engines.child import Settings
-from fedtailor.simulation.engines.seats import Payload, WorkerProcess, cannot_send
-from fedtailor.simulation.engines.tables import Tables
-from fedtailor.simulation.engines.wire import Unsendable, encode
+from fedtailor.simulation.engines.mapped_tables import MappedTables
+from fedtailor.simulation.engines.serialization import SerializationError, encode
+from fedtailor.simulation.engines.worker_process import Payload, Request, WorkerProcess, cannot_send
 from fedtailor.simulation.engines.workers import physical_cores
 from fedtailor.simulation.programs import SharedInputs
 
-_ELSEWHERE = torch.empty(0)
-"""In place of the tables, which go by file."""
+_IN_A_FILE = torch.empty(0)
+"""Replaces the data tables, which children read from files."""
 
 
 class Processes:
-    """Runs clients in processes, the longest first; they start with the first call of :meth:`map`."""
+    """Runs clients in processes, the largest first. The processes start with the first call of :meth:`map`."""
 
     name = "processes"
 
     def __init__(self, workers: int = 0) -> None:
-        """``workers`` processes; 0: one per physical core that this process may use."""
+        """Prepare ``workers`` processes; 0: one per physical core that this process may use."""
         self.workers = workers or physical_cores()
-        self._pool = _Pool(self.workers)
+        self._pool = _ProcessPool(self.workers)
         self._lock = threading.Lock()
         weakref.finalize(self, self._pool.close)  # also when the interpreter exits
 
     def begin_run(self) -> None:
-        """Let the processes forget what they recorded in an earlier run."""
-        self._pool.runs += 1
+        """Make the processes forget what they recorded in an earlier run."""
+        self._pool.num_runs += 1
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job; :class:`Failure` where one raised or its process ended.
 
         Raises:
-            ConfigError: the program, or what belongs to it, cannot be sent to another process.
-            RunError: no process can be started, or the data cannot be written where they map them.
+            ConfigError: the program or one of its inputs cannot be sent to another process.
+            RunError: a process cannot be started, or the data files cannot be written.
         """
         if not jobs:
             return []
         with self._lock:
-            parcel = self._pool.pack(program, common, jobs)
-            return self._run(parcel, jobs)
+            payload = self._pool.pack(program, common, jobs)
+            return self._run(payload, jobs)
 
-    def _run(self, parcel: Payload, jobs: Sequence[Job]) -> list[Any]:
+    def _run(self, payload: Payload, jobs: Sequence[Job]) -> list[Any]:
         outputs: list[Any] = [None] * len(jobs)
-        waiting = deque(sorted(range(len(jobs)), key=lambda position: (-jobs[position].size, position)))
+        order = sorted(range(len(jobs)), key=lambda position: (-jobs[position].size, position))
+        waiting = deque(order)
 
-        def feed(seat: WorkerProcess) -> None:
+        def feed(worker: WorkerProcess) -> None:
             while True:
                 try:
                     position = waiting.popleft()
                 except IndexError:
                     return
-                outputs[position] = seat.run(parcel, jobs[position])
+                outputs[position] = worker.run(payload, jobs[position])
 
-        seats = self._pool.seats[: len(jobs)]
-        with ThreadPoolExecutor(len(seats)) as threads:
+        workers = self._pool.workers[: len(jobs)]
+        with ThreadPoolExecutor(len(workers)) as threads:
             try:
-                for feeder in as_completed([threads.submit(feed, seat) for seat in seats]):
+                feeders = [threads.submit(feed, worker) for worker in workers]
+                for feeder in as_completed(feeders):
                     feeder.result()
             except BaseException:
-                waiting.clear()  # an interrupted run starts no further client
+                waiting.clear()  # after an interruption, no further client starts
                 self._pool.kill()
                 threads.shutdown()
-                self._pool.close()  # whoever was starting meanwhile, too
+                self._pool.close()  # includes processes that were just starting
                 raise
         return outputs
 
     def close(self) -> None:
-        """End the processes and remove the files; a later :meth:`map` starts anew."""
+        """End the processes and remove the files; a later :meth:`map` starts new processes."""
         with self._lock:
             self._pool.close()
 
@@ -95,78 +100,86 @@ class Processes:
         self.close()
 
 
-class _Pool:
-    """What has to be cleaned up: processes and files. It outlives the engine by one call."""
+class _ProcessPool:
+    """The processes and files that must be cleaned up; the engine's finalizer refers to it and not to the engine."""
 
     def __init__(self, count: int) -> None:
-        self.tables = Tables()
+        self.workers = [WorkerProcess() for _ in range(count)]
+        self.tables = MappedTables()
         self.settings: Settings | None = None
-        self.changes = self.maps = 0
-        """How often the settings were other ones, and how many maps there were."""
-        self.runs = 0
-        self.seats = [WorkerProcess() for _ in range(count)]
-        self.tasks: list[tuple[Task, memoryview]] = []
-        """Every task that was ever sent, and what was sent: kept, so that no other task can be taken for it."""
+        self.settings_version = 0
+        self.num_runs = 0
+        self.num_maps = 0
+        self.tasks: list[tuple[Task, Request]] = []
+        """Every task that was ever sent. A reference is kept, so that no other task can have the same identity."""
 
     def pack(self, program: Program, common: Any, jobs: Sequence[Job]) -> Payload:
-        """Encode what is the same for several clients, once."""
-        if self.settings != Settings.here():
-            self.settings, self.changes = Settings.here(), self.changes + 1
-        frames = {"settings": (self.changes, encode(("settings", self.settings)))}
-        frames["run"] = (self.runs, encode(("run",)))
+        """Encode once what several clients need."""
+        requests = {"settings": self._settings_request()}
+        requests["run"] = Request(self.num_runs, encode(("run",)))
         if isinstance(common, SharedInputs):
             files = self.tables.put(common.x, common.y)
-            frames["tables"] = (self.tables.number, encode(("tables", files)))
-            common = common._replace(x=_ELSEWHERE, y=_ELSEWHERE)
-        self.maps += 1
-        frames["map"] = (self.maps, encode_map(program, common))
-        return Payload(str(self.tables.folder or ""), frames, self._number_tasks(jobs))
+            requests["tables"] = Request(self.tables.version, encode(("tables", files)))
+            common = common._replace(x=_IN_A_FILE, y=_IN_A_FILE)
+        self.num_maps += 1
+        requests["map"] = Request(self.num_maps, encode_map(program, common))
+        return Payload(str(self.tables.folder or ""), requests, self._task_requests(jobs))
 
-    def _number_tasks(self, jobs: Sequence[Job]) -> dict[int, tuple[int, memoryview]]:
-        """Return number and encoding of the tasks of jobs, by their identity."""
-        known = {id(task): (number, data) for number, (task, data) in enumerate(self.tasks)}
+    def _settings_request(self) -> Request:
+        settings = Settings.current()
+        if settings != self.settings:
+            self.settings = settings
+            self.settings_version += 1
+        return Request(self.settings_version, encode(("settings", settings)))
+
+    def _task_requests(self, jobs: Sequence[Job]) -> dict[int, Request]:
+        """Return the requests of the tasks of jobs, by the identity of the task."""
+        known = {id(task): request for task, request in self.tasks}
         for job in jobs:
             if id(job.task) not in known:
                 number = len(self.tasks)
-                data = encode_task(number, job.task)
-                self.tasks.append((job.task, data))
-                known[id(job.task)] = number, data
+                request = Request(number, encode_task(number, job.task))
+                self.tasks.append((job.task, request))
+                known[id(job.task)] = request
         return {id(job.task): known[id(job.task)] for job in jobs}
 
     def kill(self) -> None:
-        """End the processes in the middle of their work."""
-        for seat in self.seats:
-            seat.kill()
+        """Kill the processes during their work."""
+        for worker in self.workers:
+            worker.kill()
 
     def close(self) -> None:
         """End the processes and remove the files."""
-        for seat in self.seats:
-            seat.leave()
+        for worker in self.workers:
+            worker.close()
         self.tables.remove()
 
 
 def encode_map(program: Program, common: Any) -> memoryview:
-    """Encode what is the same for all clients of a map.
+    """Encode a program and the inputs that all clients share.
 
     Raises:
         ConfigError: it cannot be sent.
     """
     try:
         return encode(("map", program, common))
-    except Unsendable as error:
-        raise cannot_send(_culprit(program), str(error)) from error
+    except SerializationError as error:
+        raise cannot_send(_unsendable_part(program), str(error)) from error
 
 
-def _culprit(program: Program) -> str:
-    """Return what of a map cannot be sent, in words."""
+def _unsendable_part(program: Program) -> str:
+    """Describe which part of a map cannot be sent: its program, or otherwise the shared inputs."""
     function = getattr(program, "func", program)
-    owner = getattr(program, "keywords", {}).get("algorithm")
-    name = f"the algorithm '{type(owner).__name__}'" if owner is not None else f"the program '{function.__name__}'"
+    algorithm = getattr(program, "keywords", {}).get("algorithm")
+    if algorithm is None:
+        name = f"the program '{function.__name__}'"
+    else:
+        name = f"the algorithm '{type(algorithm).__name__}'"
     try:
         encode(program)
-    except Unsendable:
+    except SerializationError:
         return name
-    return f"what {name} tells all clients"
+    return f"the shared inputs of {name}"
 
 
 def encode_task(number: int, task: Task) -> memoryview:
@@ -177,5 +190,5 @@ def encode_task(number: int, task: Task) -> memoryview:
     """
     try:
         return encode(("task", number, task))
-    except Unsendable as error:
+    except SerializationError as error:
         raise cannot_send(f"the model '{type(task.model).__name__}'", str(error)) from error

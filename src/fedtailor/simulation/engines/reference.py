@@ -1,4 +1,4 @@
-"""The reference engine: a plain loop over clients, one thread, every step as it is. The oracle of the other engines."""
+"""The engine ``reference``: a plain loop over clients on one thread. The other engines are tested against it."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def run_job(program: Program, common: Any, job: Job, runner: StepRunner = PLAIN)
         with steps_run_by(runner):
             output = program(job.task, common, job.row)
         return cut(output, job.size)
-    except Exception as reason:  # whatever a client's program raises must not end the others' work
+    except Exception as reason:  # an error of one client must not stop the others
         return Failure(reason)

@@ -1,8 +1,8 @@
-"""What clients keep between rounds: the most recently used in memory, the others in files.
+"""Storage of client states between rounds: the most recently used in memory, the others in files.
 
-A client that takes part once in a hundred rounds needs no memory in between, so that a run of 100,000 clients with
-models of their own fits where one of 100 does. What comes back from a file has the bits and the memory layout of what
-went in.
+A client that takes part in one of a hundred rounds needs no memory in between, so that a run of 100,000 clients with
+personal models fits where one of 100 does. A state that is read from a file has the same bits and the same memory
+layout as the state that was stored.
 """
 
 from __future__ import annotations
@@ -23,71 +23,74 @@ from fedtailor.core.errors import RunError
 from fedtailor.training.phase import structure
 
 IN_MEMORY = 2**30
-"""Bytes of what the clients of a run keep that are in memory at most."""
+"""Largest number of bytes of client states in memory."""
 
 
-class _Form(NamedTuple):
-    """What a file does not hold: the structure of a tree, and the order of each leaf's axes in memory."""
+class _TreeLayout(NamedTuple):
+    """What a file does not contain: the structure of a tree, and the order of each leaf's axes in memory."""
 
     skeleton: Any
     orders: tuple[tuple[int, ...], ...]
 
 
 class Store(MutableMapping[int, Any]):
-    """Trees of tensors by client, of which those used last are in memory."""
+    """Trees of tensors by client; the most recently used are in memory."""
 
     def __init__(self, folder: Path, in_memory: int = IN_MEMORY) -> None:
-        """Start empty.
+        """Create an empty store.
 
         Args:
-            folder: for files; made when the first is written.
-            in_memory: bytes in memory at most; the tree that was used last is always there.
+            folder: for the files; created when the first file is written.
+            in_memory: largest number of bytes in memory; the most recently used tree is always in memory.
         """
-        self.folder, self.in_memory = folder, in_memory
-        self._recent: OrderedDict[int, Any] = OrderedDict()  # the least recently used comes first
+        self.folder = folder
+        self.in_memory = in_memory
+        self._recent: OrderedDict[int, Any] = OrderedDict()
+        """Trees in memory, the least recently used first."""
         self._unwritten: set[int] = set()
-        self._forms: dict[int, _Form] = {}  # of every client that is here, in the order in which they came
-        self._known: dict[tuple[str, ...], _Form] = {}
+        self._layouts: dict[int, _TreeLayout] = {}
+        """Of every client in the store, in order of arrival."""
+        self._known_layouts: dict[tuple[str, ...], _TreeLayout] = {}
         self._bytes = 0
 
     def __getitem__(self, client: int) -> Any:
         if client in self._recent:
             self._recent.move_to_end(client)
             return self._recent[client]
-        value = self._read(client, self._forms[client])
+        value = self._read(client, self._layouts[client])
         self._remember(client, value)
         return value
 
     def __setitem__(self, client: int, value: Any) -> None:
         self._forget(client)
         value = tree.map(_compact, value)
-        self._forms[client] = self._form(value)
+        self._layouts[client] = self._layout(value)
         self._unwritten.add(client)
         self._remember(client, value)
 
     def __delitem__(self, client: int) -> None:
-        del self._forms[client]
+        del self._layouts[client]
         self._forget(client)
         self._unwritten.discard(client)
         self._path(client).unlink(missing_ok=True)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._forms)
+        return iter(self._layouts)
 
     def __len__(self) -> int:
-        return len(self._forms)
+        return len(self._layouts)
 
     def __contains__(self, client: object) -> bool:
-        return client in self._forms
+        return client in self._layouts
 
     def close(self) -> None:
         """Forget everything, and remove the files."""
         self._recent.clear()
-        self._forms.clear()
+        self._layouts.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _remember(self, client: int, value: Any) -> None:
-        """Put a tree into memory, and the least recently used into files until they fit."""
+        """Keep a tree in memory, and move the least recently used to files until the rest fits."""
         self._recent[client] = value
         self._bytes += _size(value)
         while self._bytes > self.in_memory and len(self._recent) > 1:
@@ -101,51 +104,59 @@ class Store(MutableMapping[int, Any]):
             self._bytes -= _size(self._recent.pop(client))
 
     def _write(self, client: int, value: Any) -> None:
-        orders = self._forms[client].orders
+        orders = self._layouts[client].orders
         if not orders:
             return
-        pairs = enumerate(zip(tree.leaves(value), orders, strict=True))
-        whole = torch.contiguous_format  # and of their own, which is what the format of the files asks for
-        leaves = {str(n): leaf.permute(order).clone(memory_format=whole) for n, (leaf, order) in pairs}
+        leaves = {}
+        for number, (leaf, order) in enumerate(zip(tree.leaves(value), orders, strict=True)):
+            # the file format requires contiguous leaves that do not share memory
+            leaves[str(number)] = leaf.permute(order).clone(memory_format=torch.contiguous_format)
         path = self._path(client)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             save_file(leaves, path)
         except (OSError, SafetensorError) as reason:
-            message = f"cannot write '{path}', which holds what client {client} keeps: {reason}."
+            message = f"cannot write '{path}', which stores data of client {client}: {reason}."
             raise RunError(message, path=str(path)) from reason
         self._unwritten.discard(client)
 
-    def _read(self, client: int, form: _Form) -> Any:
-        if not form.orders:
-            return form.skeleton
+    def _read(self, client: int, layout: _TreeLayout) -> Any:
+        if not layout.orders:
+            return layout.skeleton
         path = self._path(client)
         try:
             leaves = load_file(path)
         except (OSError, SafetensorError) as reason:
-            message = f"cannot read '{path}', which holds what client {client} keeps: {reason}."
+            message = f"cannot read '{path}', which stores data of client {client}: {reason}."
             raise RunError(message, path=str(path)) from reason
-        # copied: memory of a mapped file is not aligned as that of others, on which the last bit of a sum can depend
-        laid_out = [leaves[str(n)].permute(_inverse(order)).clone() for n, order in enumerate(form.orders)]
-        return tree.rebuild(form.skeleton, iter(laid_out))
+        restored = []
+        for number, order in enumerate(layout.orders):
+            leaf = leaves[str(number)].permute(_inverse(order))
+            # a copy: the last bit of a sum can depend on alignment, and a mapped file is aligned differently
+            restored.append(leaf.clone())
+        return tree.rebuild(layout.skeleton, iter(restored))
 
     def _path(self, client: int) -> Path:
         return self.folder / f"{client}.safetensors"
 
-    def _form(self, value: Any) -> _Form:
-        """Return the form of a tree; those of one form share it."""
-        found = _Form(structure(value), tuple(_order(leaf) for leaf in tree.leaves(value)))
-        return self._known.setdefault((_words(value), *map(str, found.orders)), found)
+    def _layout(self, value: Any) -> _TreeLayout:
+        """Return the layout of a tree; trees with equal layouts share one object."""
+        orders = tuple(_order(leaf) for leaf in tree.leaves(value))
+        layout = _TreeLayout(structure(value), orders)
+        key = (_signature(value), *(str(order) for order in orders))
+        return self._known_layouts.setdefault(key, layout)
 
 
 def _compact(leaf: Tensor) -> Tensor:
-    """Return a tensor that keeps no other ones in memory: a head may be a view into a whole model."""
-    whole = leaf.untyped_storage().nbytes() <= leaf.numel() * leaf.element_size()
-    return leaf.detach() if whole else leaf.detach().clone()
+    """Return a tensor that keeps no other memory alive: a head may be a view into a whole model."""
+    leaf = leaf.detach()
+    if leaf.untyped_storage().nbytes() > _size(leaf):
+        return leaf.clone()
+    return leaf
 
 
 def _order(leaf: Tensor) -> tuple[int, ...]:
-    """Return the axes of a tensor as they lie in memory, the outermost first."""
+    """Return the axes of a tensor in memory order, the outermost first."""
     strides = leaf.stride()
     return tuple(sorted(range(leaf.dim()), key=lambda axis: (-strides[axis], axis)))
 
@@ -158,11 +169,14 @@ def _size(value: Any) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(value))
 
 
-def _words(value: Any) -> str:
-    """Return the types and names of a tree: trees of one structure have the same words."""
+def _signature(value: Any) -> str:
+    """Return a text of the types and names of a tree, equal for trees with the same structure."""
     if isinstance(value, Tensor):
         return "."
-    names = value if isinstance(value, dict) else getattr(value, "_fields", range(len(value)))
-    children = value.values() if isinstance(value, dict) else value
-    inner = ",".join(f"{name}:{_words(child)}" for name, child in zip(names, children, strict=True))
-    return f"{type(value).__module__}.{type(value).__qualname__}({inner})"
+    if isinstance(value, dict):
+        items = list(value.items())
+    else:
+        names = getattr(value, "_fields", range(len(value)))
+        items = list(zip(names, value, strict=True))
+    children = ",".join(f"{name}:{_signature(child)}" for name, child in items)
+    return f"{type(value).__module__}.{type(value).__qualname__}({children})"

@@ -1,0 +1,100 @@
+"""The data of a federation as files. Every child process maps them, so that the data is in memory only once."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor.core.errors import RunError
+from fedtailor.simulation.engines.serialization import Layout, tensor_to_bytes
+
+
+class MappedTensor(NamedTuple):
+    """A tensor in a file."""
+
+    path: str
+    layout: Layout
+    elements: int
+    """Number of elements in the file, including those before the first element of the tensor."""
+
+    def open(self) -> Tensor:
+        """Return the tensor, backed by the file; writes to it stay private to this process."""
+        if self.elements == 0:
+            return torch.empty(self.layout.shape, dtype=self.layout.dtype)
+        values = torch.from_file(self.path, shared=False, size=self.elements, dtype=self.layout.dtype)
+        return values.as_strided(self.layout.shape, self.layout.stride, self.layout.offset)
+
+
+class MappedTables:
+    """The tables of one federation at a time, in a private temporary folder."""
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+        self.version = 0
+        """How many federations were written."""
+        self._tables: tuple[Tensor, ...] = ()
+        self._files: tuple[MappedTensor, ...] = ()
+
+    def put(self, *tables: Tensor) -> tuple[MappedTensor, ...]:
+        """Return the files of the tables; nothing is written if the tables are those of the last call.
+
+        Raises:
+            RunError: the files cannot be written.
+        """
+        if self._holds(tables):
+            return self._files
+        old_files = self._files
+        try:
+            self._write(tables)
+        except OSError as error:
+            self.remove()
+            raise RunError(
+                f"engine 'processes' cannot write the data for its processes to {tempfile.gettempdir()}: {error}. Set "
+                'TMPDIR to a folder with more space, or use engine.name = "workers", which needs no files.',
+                key="engine.name",
+            ) from error
+        for file in old_files:
+            Path(file.path).unlink(missing_ok=True)  # a process that has it open keeps it
+        return self._files
+
+    def _holds(self, tables: tuple[Tensor, ...]) -> bool:
+        if len(tables) != len(self._tables):
+            return False
+        return all(new is old for new, old in zip(tables, self._tables, strict=True))
+
+    def _write(self, tables: tuple[Tensor, ...]) -> None:
+        if self.folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="fedtailor-"))
+        self.version += 1
+        files = []
+        for position, table in enumerate(tables):
+            files.append(_write_tensor(self.folder / f"{self.version}-{position}", table))
+        self._files = tuple(files)
+        self._tables = tables  # a reference: while it exists, no other tensor can have the same identity
+
+    def remove(self) -> None:
+        """Remove the files."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder = None
+        self._tables = ()
+        self._files = ()
+
+
+def _write_tensor(path: Path, table: Tensor) -> MappedTensor:
+    layout, values = tensor_to_bytes(table)
+    itemsize = layout.dtype.itemsize
+    padding = np.zeros(layout.offset * itemsize, dtype=np.uint8)
+    with path.open("xb") as file:
+        padding.tofile(file)
+        values.tofile(file)
+    elements = 0
+    if len(values) > 0:
+        elements = layout.offset + len(values) // itemsize
+    return MappedTensor(str(path), layout, elements)

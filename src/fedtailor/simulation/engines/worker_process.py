@@ -1,0 +1,195 @@
+"""A child process as its parent sees it: started when it is first needed, and again after it died."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+from fedtailor.core.engine import Failure, Job
+from fedtailor.core.errors import ConfigError, RunError
+from fedtailor.simulation.engines.serialization import SerializationError, decode, encode, read_frame, write_frame
+
+_START = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # first of all: the parent decides what an interruption ends
+import sys
+folder = sys.argv[1]
+sys.path[:] = sys.argv[2:]
+del sys.argv[1:]
+from fedtailor.simulation.engines.child import serve
+serve(folder)
+"""
+_PATIENCE = 10
+"""Seconds that a process has to end before it is killed."""
+
+
+class Request(NamedTuple):
+    """An encoded request with a version: a child that received this version is not sent it again."""
+
+    version: int
+    data: memoryview
+
+
+class Payload(NamedTuple):
+    """What a child must receive before the jobs of a map."""
+
+    folder: str
+    """Folder with the files of the data."""
+    requests: dict[str, Request]
+    """By kind of request."""
+    tasks: dict[int, Request]
+    """By identity of the task; the version is the number of the task."""
+
+    def before(self, job: Job) -> dict[str, Request]:
+        """Return what a child must receive before a job."""
+        task = self.tasks[id(job.task)]
+        return {**self.requests, f"task {task.version}": task}
+
+
+class WorkerProcess:
+    """A child process, used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
+        self._received: dict[str, int] = {}
+        """Version of each request that the process has received."""
+        self._parent = os.getpid()
+        self._stopped = False
+
+    def run(self, payload: Payload, job: Job) -> Any:
+        """Return the output of a job; :class:`Failure` if it raised or the process ended.
+
+        Raises:
+            ConfigError: something cannot be sent.
+            RunError: the process cannot be started.
+        """
+        if not self._ready:
+            self._start(payload.folder)
+        try:
+            for kind, request in payload.before(job).items():
+                if self._received.get(kind) != request.version:
+                    self._ask(request.data)
+                    self._received[kind] = request.version
+            task = payload.tasks[id(job.task)]
+            return self._ask(_encode_job(task.version, job))
+        except (EOFError, OSError):
+            return Failure(RuntimeError(f"the process of this client {self._reap()}"))
+
+    def _ask(self, request: bytes | memoryview) -> Any:
+        """Send a request and return the answer.
+
+        Raises:
+            EOFError, OSError: the process ended.
+        """
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            raise EOFError
+        write_frame(process.stdin, request)
+        data = read_frame(process.stdout)
+        try:
+            kind, value = decode(data)
+        except Exception as error:  # the classes of an output may raise anything when they are rebuilt
+            reason = f"the program's output cannot be read: {type(error).__name__}: {error}"
+            return Failure(RuntimeError(reason))
+        if kind == "raised":
+            raise value
+        if kind == "unreadable":
+            raise cannot_send("a client's program or its inputs", value)
+        return value
+
+    def _start(self, folder: str) -> None:
+        """Start a process and wait until it is ready.
+
+        Raises:
+            RunError: the process cannot be started, or ended at once.
+        """
+        self._received = {}
+        options = [f"-W{option}" for option in sys.warnoptions]
+        path = [entry for entry in sys.path if isinstance(entry, str)]
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, *options, "-c", _START, folder, *path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                process_group=0 if os.name == "posix" else None,  # Ctrl-C in a terminal reaches the parent only
+            )
+            if self._stopped:  # kill() was called before there was a process
+                self._process.kill()
+            assert self._process.stdout is not None
+            decode(read_frame(self._process.stdout))
+        except EOFError as error:
+            raise _start_error(f"{self._reap()} before it was ready") from error
+        except OSError as error:
+            raise _start_error(f"could not be started: {error}") from error
+        self._ready = True
+
+    def kill(self) -> None:
+        """Kill the process during its work; a thread that waits for an answer sees that it ended."""
+        self._stopped = True
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def close(self) -> None:
+        """End the process if there is one; does nothing in a fork of the process that started it."""
+        if self._process is not None and self._parent == os.getpid():
+            self._reap()
+        self._stopped = False
+
+    def _reap(self) -> str:
+        """Wait until the process ended, and kill it if it does not; return how it ended, as the end of a sentence."""
+        process = self._process
+        self._process = None
+        self._ready = False
+        if process is None:
+            return "was ended"
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):  # the process may not have read everything
+                    stream.close()
+        try:
+            process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        return _describe_end(process.returncode)
+
+
+def _describe_end(code: int) -> str:
+    """Return how a process with a return code ended, as the end of a sentence."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    end = f"was ended by signal {-code} ({signal.Signals(-code).name})"
+    if -code == getattr(signal, "SIGKILL", 9):
+        return f"{end}, possibly because memory ran out"
+    return end
+
+
+def _start_error(how: str) -> RunError:
+    return RunError(
+        f"a process of engine 'processes' {how}. engine.name = \"workers\" starts no processes.",
+        key="engine.name",
+    )
+
+
+def _encode_job(task_number: int, job: Job) -> memoryview:
+    try:
+        return encode(("job", task_number, job.client, job.row, job.size))
+    except SerializationError as error:
+        raise cannot_send(f"the state of client {job.client}", str(error)) from error
+
+
+def cannot_send(what: str, reason: str) -> ConfigError:
+    """Return the error for something that cannot be sent to another process."""
+    return ConfigError(
+        f"engine 'processes' cannot send {what} to its processes: {reason.rstrip('.')}. engine.name = \"workers\" runs "
+        "it in this process, with the same results.",
+        key="engine.name",
+        allowed=["reference", "workers"],
+        got="processes",
+    )
