@@ -87,7 +87,7 @@ class Ditto(Algorithm[ModelState, ClientState, Params]):
         if not self.penalty:
             found.append("with penalty 0, personal models are those of Local, beside a FedAvg.")
         if not self.personal_epochs:
-            found.append("without epochs of their own, clients predict with the global model: this is FedAvg.")
+            found.append("without personal epochs, clients predict with the global model: this is FedAvg.")
         return found
 
     def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
