@@ -34,11 +34,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "simulation": frozenset({"training", "core"}),
     "models": frozenset({"core"}),
     "data": frozenset({"core"}),
-    "algorithms": frozenset({"statistics", "training", "core"}),
+    "algorithms": frozenset({"toolkit", "core.algorithm", "core.errors", "core.targets"}),
     "toolkit": frozenset({"statistics", "training", "core"}),
     "statistics": frozenset({"training", "core"}),
     "training": frozenset({"core"}),
-    "core": frozenset({"training"}),
+    "core": frozenset(),
 }
 """Room -> the rooms, or parts of rooms, that it may import besides itself."""
 

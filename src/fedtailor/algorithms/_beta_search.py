@@ -16,15 +16,7 @@ from jaxtyping import Float, Float64, Int, Int64, Real
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
-from fedtailor.statistics.gaussian import (
-    all_finite,
-    class_moments,
-    covariance,
-    fill_missing_means,
-    finite_or,
-    nearest_pd,
-    shrink,
-)
+from fedtailor.toolkit import gaussian
 
 Mode = Literal["single", "multi"]
 """One beta for means and covariance, or one for each."""
@@ -100,13 +92,13 @@ def find_beta(
     folds = stratified_folds(labels, weight, words, num_classes)
     features = [z[rows].double() for rows in folds.rows]
     fold_labels = labels[folds.rows].clamp(0, num_classes - 1)
-    shared = shrink(global_covariance, shrinkage)
+    shared = gaussian.shrink(global_covariance, shrinkage)
     judged = []
     for half, other in ((0, 1), (1, 0)):
-        moments = class_moments(features[half], fold_labels[half], folds.weight[half], num_classes)
-        local = covariance(moments.scatter, moments.counts.sum(), ridge, offset)
-        local = shrink(nearest_pd(local) if project else local, shrinkage)
-        blends = path(fill_missing_means(moments, global_means), global_means, local, shared)
+        moments = gaussian.class_moments(features[half], fold_labels[half], folds.weight[half], num_classes)
+        local = gaussian.covariance(moments.scatter, moments.counts.sum(), ridge, offset)
+        local = gaussian.shrink(gaussian.nearest_pd(local) if project else local, shrinkage)
+        blends = path(gaussian.fill_missing_means(moments, global_means), global_means, local, shared)
         judged.append(Fold(blends, features[other], fold_labels[other], folds.weight[other].double()))
     log_prior = prior.double().log()
     beta, value = search_beta(lambda betas: objective(judged, log_prior, betas), mode, like=shared)
@@ -146,12 +138,12 @@ def path(
     ``P diag(1 / (beta t + 1 - beta)) P^T`` where ``P = L^-T Q``.
     """
     identity = torch.eye(global_covariance.shape[-1], dtype=torch.float64, device=global_covariance.device)
-    factor, failed = torch.linalg.cholesky_ex(finite_or(global_covariance, identity))
+    factor, failed = torch.linalg.cholesky_ex(gaussian.finite_or(global_covariance, identity))
     left = torch.linalg.solve_triangular(factor, local_covariance, upper=False)
     relative = torch.linalg.solve_triangular(factor, left.mT, upper=False)
-    variances, rotation = torch.linalg.eigh(finite_or(relative, identity))
+    variances, rotation = torch.linalg.eigh(gaussian.finite_or(relative, identity))
     basis = torch.linalg.solve_triangular(factor.mT, rotation, upper=True)
-    sound = all_finite(global_covariance) & all_finite(relative) & (failed == 0)
+    sound = gaussian.all_finite(global_covariance) & gaussian.all_finite(relative) & (failed == 0)
     basis = torch.where(sound, basis, torch.nan)
     return Path(basis, variances, local_means.double() @ basis, global_means.double() @ basis)
 

@@ -76,6 +76,7 @@ class Field:
 
 
 Messages = Mapping[str, Field]
+"""Every field of a download or upload, by name."""
 BYTES_PER_SCALAR = 4
 """Messages count as float32, as the papers count them."""
 
