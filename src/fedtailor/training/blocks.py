@@ -27,7 +27,7 @@ from fedtailor.training.one_client import chunk_size, forward_one, train_one
 from fedtailor.training.phase import Phase, StepOutput, refuse_captured_tensors, structure
 from fedtailor.training.stacked import Stacked, StackedExamples, StackedKey, forward_stack, train_stack
 
-_NO_CONTEXT: Mapping[str, Tensor] = MappingProxyType({})
+NO_CONTEXT: Mapping[str, Tensor] = MappingProxyType({})
 """A loss receives it as ``{}``, so that ``{**params, **context}`` always works."""
 
 
@@ -65,7 +65,7 @@ def train(
     data: ExampleSet,
     key: Key,
     training: Training | None = None,
-    context: tree.Tree = _NO_CONTEXT,
+    context: tree.Tree = NO_CONTEXT,
     epochs: int | Tensor | None = None,
     steps: int | Tensor | None = None,
     collect: Literal["none", "all", "last"] = "none",
@@ -169,7 +169,7 @@ def forward(
     data: ExampleSet,
     *,
     key: Key,
-    context: tree.Tree = _NO_CONTEXT,
+    context: tree.Tree = NO_CONTEXT,
 ) -> Tensor:
     """Run ``function(task, params, context, batch, key)`` over a client's examples, without gradients.
 

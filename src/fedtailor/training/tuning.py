@@ -12,7 +12,7 @@ from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import Key
 from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task, Training
 from fedtailor.training.augment import is_moved
-from fedtailor.training.blocks import Trained, cached_features, train
+from fedtailor.training.blocks import NO_CONTEXT, Trained, cached_features, train
 from fedtailor.training.losses import classification_loss, cross_entropy, head_loss
 
 
@@ -85,7 +85,7 @@ def train_rounds(
     data: ExampleSet,
     key: Key,
     rounds: Tensor,
-    context: tree.Tree = (),
+    context: tree.Tree = NO_CONTEXT,
     training: Training | None = None,
 ) -> Trained:
     """Train for as long as a number of rounds (), in one phase: how a new client catches up with the others."""
