@@ -22,7 +22,7 @@ import numpy as np
 from fedtailor.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from fedtailor.data.corruptions.pictures import draw_frost, load_frost
 from fedtailor.data.corruptions.plasma import num_draws, plasma
-from fedtailor.data.shift import CifarS, pairs
+from fedtailor.data.corruptions.shift import CifarS, pairs
 
 LEAST_SECONDS = 0.5
 

@@ -189,8 +189,8 @@ def write_pictures(folder, rows=40):
 
 
 def test_partition_says_the_conditions_of_a_run_without_making_images(data, folder, monkeypatch):
-    from fedtailor.data import shift
     from fedtailor.data.build import build, split_record
+    from fedtailor.data.corruptions import shift
     from fedtailor.experiment.config import make_config
 
     write_pictures(folder / "own/north")
@@ -206,7 +206,7 @@ def test_partition_says_the_conditions_of_a_run_without_making_images(data, fold
 
 def test_partition_refuses_a_shift_that_a_run_would(data):
     code, _, err = data("partition", "--partition", "iid", "--set", "data.shift=cifar_s(clients=1)")
-    assert code == 4 and "data.shift needs images of 8 bits" in err
+    assert code == 4 and "data.shift needs 8-bit images" in err
 
 
 def test_partition_without_a_file_prints_only(data, folder):
@@ -233,8 +233,8 @@ BAD = [
     (["plot", "bubles", "--out", "a.svg"], 2, "did you mean 'bubbles'"),
     (["plot", "bubbles", "--out", "a.jpg"], 3, ".svg"),
     (["partition", "-d", "digits", "--data", "own"], 2, "not both"),
-    (["plot", "corruptions", "-d", "digits", "--out", "a.svg"], 4, "images of 8 bits"),
-    (["plot", "corruptions", "-d", "synthetic", "--out", "a.svg"], 4, "images of 8 bits"),
+    (["plot", "corruptions", "-d", "digits", "--out", "a.svg"], 4, "8-bit images"),
+    (["plot", "corruptions", "-d", "synthetic", "--out", "a.svg"], 4, "8-bit images"),
     (["fetch"], 2, "name"),
     (["nothing"], 2, "nothing"),
     (["partition", "--out", "no/split.json", "--partition", "iid"], 5, "no/split.json"),

@@ -318,3 +318,61 @@ def test_missing_files_still_have_the_reader_s_error(tmp_path: Path, folder: Pat
     (tmp_path / "MNIST/raw/train-labels-idx1-ubyte").unlink()
     with pytest.raises(DataError, match="train-labels-idx1-ubyte"):
         load_dataset("mnist", tmp_path)
+
+
+def test_entries_of_an_empty_cache(folder: Path) -> None:
+    assert cache.entries() == [] and cache.clear() == [] and not folder.exists()
+
+
+def test_entries_are_listed_with_their_sizes_and_cleared(tmp_path: Path, folder: Path) -> None:
+    cached(SIGNATURE, make, name="made")
+    cached("f" * 64, lambda: make(white=3.0), name="other")
+    corrupted = folder.parent / "corrupted"
+    corrupted.mkdir()
+    (corrupted / "frost-3-0.npy").write_bytes(bytes(100))
+    (corrupted / "frost-3-0.sha256").write_bytes(bytes(64))
+    (folder / ".unfinished").mkdir()
+    (folder.parent / "MNIST").mkdir()  # the data folder may be the same
+    (folder.parent / "MNIST" / "file").write_text("kept")
+    found = cache.entries()
+    shown = [(each.kind, each.path.name) for each in found]
+    assert shown == [
+        ("corrupted", "frost-3-0.npy"),
+        ("corrupted", "frost-3-0.sha256"),
+        ("decoded", ".unfinished"),
+        ("decoded", f"made-{SIGNATURE[:16]}"),
+        ("decoded", f"other-{'f' * 16}"),
+    ]
+    made = sum(path.stat().st_size for path in (folder / f"made-{SIGNATURE[:16]}").iterdir())
+    assert [each.bytes for each in found][:4] == [100, 64, 0, made] and made > 0
+    assert cache.clear() == found and cache.entries() == []
+    assert (folder.parent / "MNIST" / "file").read_text() == "kept"
+    assert cached(SIGNATURE, make, name="made").digest == make().digest
+
+
+def test_a_link_in_the_cache_is_removed_and_not_followed(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_text("kept")
+    folder.mkdir(parents=True)
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    assert [entry.path.name for entry in cache.clear()] == ["link"]
+    assert (tmp_path / "elsewhere" / "file").read_text() == "kept" and not list(folder.iterdir())
+
+
+def test_an_entry_that_cannot_be_removed_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached(SIGNATURE, make, name="made")
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(cache.shutil, "rmtree", refuse)
+    with pytest.raises(DataError, match=rf"cannot remove '.*made-{SIGNATURE[:16]}': Permission denied"):
+        cache.clear()
+
+
+def test_what_another_process_removed_is_no_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached(SIGNATURE, make, name="made")
+    found = cache.entries()
+    cache.clear()
+    monkeypatch.setattr(cache, "entries", lambda: found)
+    assert cache.clear() == []

@@ -111,7 +111,7 @@ def test_clients_without_test_examples_are_noted() -> None:
         ({"seed": -1}, "data.seed must be >= 0, got -1."),
         ({"split": "s.json", "fraction": 0.5}, "data.fraction = 0.5 has no effect, because data.split is given"),
         ({"split": "s.json", "clients": 7}, "data.clients = 7 has no effect"),
-        ({"mean": (0.5,)}, "data.mean needs data.std beside it"),
+        ({"mean": (0.5,)}, "data.mean needs data.std as well"),
         ({"mean": (0.5,), "std": (0.5,), "normalize": "training"}, "data.normalize = 'training' has no effect"),
         ({"image_size": 32}, "data.image_size = 32 has no effect, because data.path is not given"),
         ({"seed": "runs"}, "data.seed must be a whole number or one of 'run', got 'runs'."),

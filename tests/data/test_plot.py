@@ -160,7 +160,7 @@ def pixels_of(place: dict[str, Any]) -> np.ndarray:
 )
 def test_what_a_run_would_not_corrupt_is_not_drawn(tmp_path: Path, x: np.ndarray, white: float, got: str) -> None:
     dataset = Dataset(name="toy", x=x, y=np.zeros(2, int), num_classes=1, white=white)
-    with pytest.raises(DataError, match=f"needs images of 8 bits, gray or RGB, with 255 for white.*{got}"):
+    with pytest.raises(DataError, match=f"needs 8-bit images, gray or RGB, with 255 for white.*{got}"):
         corruption_sheet(dataset, seed=0, frost_folder=tmp_path)
 
 

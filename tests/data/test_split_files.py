@@ -63,7 +63,7 @@ def test_our_own_split_is_read_back(tmp_path: Path, dataset: Dataset, rows: list
 
 def test_a_split_of_other_data_names_both_digests(tmp_path: Path, dataset: Dataset, rows: list[ClientRows]) -> None:
     path = write(tmp_path / "split.json", record_of(rows, dataset, data_sha256="ab" * 32, dataset="other\x1b"))
-    with pytest.raises(DataError, match="Its positions would mean other examples") as caught:
+    with pytest.raises(DataError, match="Its positions would select other examples") as caught:
         read_split_file(path, dataset)
     message = str(caught.value)
     assert "ab" * 32 in message and dataset.digest in message and str(path) in message and "\x1b" not in message
@@ -72,24 +72,24 @@ def test_a_split_of_other_data_names_both_digests(tmp_path: Path, dataset: Datas
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"clients": []}, "a list of one client or more"),
+        ({"clients": []}, "at least one client"),
         ({"clients": {"0": []}}, "an entry of the wrong type: clients"),
         ({"clients": [[1, 2]]}, "client 0 to have train, val, test"),
         ({"clients": [{"train": [1], "test": [2]}]}, "client 0 to have train, val, test"),
         ({"clients": [{"train": [1.0], "val": [], "test": []}]}, "train of client 0 to be a list of whole numbers"),
         ({"clients": [{"train": [True], "val": [], "test": []}]}, "train of client 0 to be a list of whole numbers"),
         ({"clients": [{"train": "12", "val": [], "test": []}]}, "train of client 0 to be a list of whole numbers"),
-        ({"clients": [{"train": [0], "val": [], "test": [1, 30]}]}, "positions from 0 to 29, got 30 at place 1"),
-        ({"clients": [{"train": [-1], "val": [], "test": []}]}, "positions from 0 to 29, got -1 at place 0"),
-        ({"clients": [{"train": [2**80], "val": [], "test": []}]}, "got 1208925819614629174706176 at place 0"),
+        ({"clients": [{"train": [0], "val": [], "test": [1, 30]}]}, "positions from 0 to 29, got 30 at index 1"),
+        ({"clients": [{"train": [-1], "val": [], "test": []}]}, "positions from 0 to 29, got -1 at index 0"),
+        ({"clients": [{"train": [2**80], "val": [], "test": []}]}, "got 1208925819614629174706176 at index 0"),
         ({"new_clients": 2}, "new_clients from 0 to 1, got '2'"),
         ({"new_clients": -1}, "new_clients from 0 to 1, got '-1'"),
         ({"conditions": [1]}, "conditions to be texts"),
         ({"options": {}}, r"options\.test to be one of"),
-        ({"client_names": ["a", "a"]}, "client_names that differ, got 'a' more than once"),
+        ({"client_names": ["a", "a"]}, "different client_names, got 'a' more than once"),
         ({"client_names": ["a", " "]}, "client_names that are not empty, got ' ' for client 1"),
-        ({"client_names": ["one"]}, "client_names to be no or 2 texts"),
-        ({"client_names": [1, 2]}, "client_names to be no or 2 texts"),
+        ({"client_names": ["one"]}, "client_names to be 2 texts or none"),
+        ({"client_names": [1, 2]}, "client_names to be 2 texts or none"),
     ],
 )
 def test_what_a_split_must_not_hold(
@@ -121,7 +121,7 @@ def test_a_folder_is_read_in_the_order_of_numbers(tmp_path: Path, dataset: Datas
         np.savez(tmp_path / f"client_{client}.npz", train=np.array([client]), test=np.array([client + 12], np.int32))
     (tmp_path / "config.json").write_text("{}")
     rows, num_new, names, _, conditions, [note] = read_split_file(tmp_path, dataset)
-    assert conditions is None and note.endswith("which data they divide: that it is 'toy' is not checked.")
+    assert conditions is None and note.endswith("not checked that they divide 'toy'.")
     expected = [ClientRows(np.array([c]), np.array([], np.int64), np.array([c + 12])) for c in range(12)]
     assert same(rows, expected) and num_new == 0 and names == ()
 
@@ -187,9 +187,9 @@ def arrays(**values: Any) -> Any:
         (arrays(train=[[1]], test=[2]), r"of shape \(1, 1\)"),
         (arrays(train=[1], test=[True]), "test: expected positions from 0 to 29, got type bool"),
         (arrays(train=[1], test=["2"]), "got type <U1"),
-        (arrays(train=[1], test=[2, 30]), "test: expected positions from 0 to 29, got 30 at place 1"),
-        (arrays(train=[-1], test=[2]), "got -1 at place 0"),
-        (arrays(train=np.array([2**63], np.uint64), test=[2]), "got 9223372036854775808 at place 0"),
+        (arrays(train=[1], test=[2, 30]), "test: expected positions from 0 to 29, got 30 at index 1"),
+        (arrays(train=[-1], test=[2]), "got -1 at index 0"),
+        (arrays(train=np.array([2**63], np.uint64), test=[2]), "got 9223372036854775808 at index 0"),
         (arrays(train=[1]), "expected the arrays 'train' and 'test', got 'train'"),
         (arrays(train=[1], test=[2], val=[3]), "expected the arrays 'train' and 'test', got 'test', 'train', 'val'"),
     ],

@@ -277,7 +277,7 @@ def _free_name(kind: str) -> str:
 def _conditions(division: Division, options: DataOptions) -> tuple[str, ...]:
     """Return the condition of each client's examples in a run. No image is computed."""
     from fedtailor.data.build import CLEAN, conditions_of
-    from fedtailor.data.shift import check_images, parse_shift
+    from fedtailor.data.corruptions.shift import check_images, parse_shift
 
     shift = parse_shift(options.shift)
     if shift is None:

@@ -1,7 +1,7 @@
 """Data of a federation: data sets, partitions, and the split of each client's examples.
 
-The tables name what there is; nothing heavy is imported until an entry is used, so that listing
-them is immediate. The way of the data: :class:`Dataset` -> partition -> split -> ``Federation``.
+Data flow from a :class:`Dataset` through a partition and a split to a ``Federation``. The modules of an entry of a
+table are imported when it is used, so that listing a table is immediate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """A line of a table: where the thing is, and what it is."""
+    """A row of a table: the place of an object, and its description."""
 
     target: str
     """``module:attribute`` within this package."""
@@ -34,7 +34,9 @@ class Entry(NamedTuple):
 
 
 PARTITIONS: Mapping[str, Entry] = {
-    "classes": Entry("partitions.classes:Classes", "every client holds k classes, each shared evenly: classes(k=2)"),
+    "classes": Entry(
+        "partitions.classes:Classes", "every client holds k classes, each class shared evenly: classes(k=2)"
+    ),
     "cyclic_classes": Entry(
         "partitions.classes:CyclicClasses",
         "client i holds classes i to i+k-1, equal sizes (FedCR): cyclic_classes(k=5)",
@@ -45,29 +47,33 @@ PARTITIONS: Mapping[str, Entry] = {
     ),
     "dirichlet_quota": Entry(
         "partitions.quota:DirichletQuota",
-        "every client has `quota` examples of classes drawn from a Dirichlet (FedLDA): "
+        "every client has `quota` examples, whose classes are drawn from a Dirichlet (FedLDA): "
         "dirichlet_quota(alpha=0.5, quota=500)",
     ),
     "domain_labels": Entry(
-        "partitions.domains:DomainLabels", "one domain and k of its labels per client (pFedVEM): domain_labels(k=5)"
+        "partitions.domains:DomainLabels",
+        "every client has one domain and k of its labels (pFedVEM): domain_labels(k=5)",
     ),
     "domains": Entry(
-        "partitions.domains:Domains", "clients within every domain, by Dirichlet: domains(per_domain=4, alpha=0.5)"
+        "partitions.domains:Domains",
+        "clients within every domain, divided by a Dirichlet: domains(per_domain=4, alpha=0.5)",
     ),
-    "iid": Entry("partitions.iid:Iid", "examples dealt out at random in equal parts: iid"),
+    "iid": Entry("partitions.iid:Iid", "equal parts of all examples at random: iid"),
     "label_slices": Entry(
-        "partitions.slices:LabelSlices", "part of the labels, each cut at random places (pFedVEM): label_slices(k=5)"
+        "partitions.slices:LabelSlices",
+        "every client has k labels, each label cut at random places (pFedVEM): label_slices(k=5)",
     ),
     "natural": Entry("partitions.domains:Natural", "one client per writer, site or domain of the data: natural"),
     "subclass_slices": Entry(
-        "partitions.slices:SubclassSlices", "one subclass of every label, cut at random (pFedVEM): subclass_slices"
+        "partitions.slices:SubclassSlices",
+        "every client has one subclass of every label, cut at random places (pFedVEM): subclass_slices",
     ),
 }
 """Partitions by name; an entry resolves to a subclass of :class:`fedtailor.data.partitions.base.Partition`."""
 
 
 def find(target: str) -> Any:
-    """Return what ``module:attribute`` within this package names."""
+    """Return the object that ``module:attribute`` within this package names."""
     module, attribute = target.split(":")
     return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
 
@@ -76,7 +82,7 @@ def load_dataset(name: str, folder: str | Path = "") -> Dataset:
     """Load a data set by its name in :data:`DATASETS`.
 
     Raises:
-        ConfigError: there is no data set of that name.
+        ConfigError: no data set has that name.
         DataError: a file is missing or damaged; the message names it.
 
     Example:
@@ -94,7 +100,7 @@ def load_dataset(name: str, folder: str | Path = "") -> Dataset:
         official_size=known.examples,
         tested_on=cast(Any, tested_on),
     )
-    if "digest" in vars(dataset):  # of the same examples: not computed twice
+    if "digest" in vars(dataset):  # of the same examples: no need to compute it again
         vars(complete)["digest"] = dataset.digest
     return complete
 
@@ -103,4 +109,7 @@ def _decode(name: str, known: KnownDataset, folder: Path) -> Dataset:
     """Return a data set from the cache of decoded data, or from its files."""
     from fedtailor.data.cache import cached, signature_of
 
-    return cached(signature_of(known.files, folder), lambda: cast("Dataset", find(known.target)(folder)), name=name)
+    def build() -> Dataset:
+        return cast("Dataset", find(known.target)(folder))
+
+    return cached(signature_of(known.files, folder), build, name=name)

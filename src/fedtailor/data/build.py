@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,10 @@ from fedtailor.data.dataset import Dataset
 from fedtailor.data.division import Division, divide
 from fedtailor.data.folders import data_folder
 from fedtailor.data.options import DataOptions
-from fedtailor.data.shift import NEW_PAIRS, CifarS, Pair, apply_shift, pairs, parse_shift
 from fedtailor.data.split import ClientRows, SplitRecord, split_digest, to_records
+
+if TYPE_CHECKING:
+    from fedtailor.data.corruptions.shift import CifarS, Pair
 
 __all__ = ["DataOptions", "DividedData", "build", "split_record"]
 
@@ -62,17 +64,25 @@ def build(
         [479, 479, 479]
     """
     division = divide(options, run_seed=run_seed, dataset=dataset)
-    shift = parse_shift(options.shift)
-    if shift is None:
-        return DividedData(
-            division=division,
-            dataset=division.dataset,
-            rows=division.rows,
-            num_new=division.num_new,
-            client_names=division.client_names,
-            conditions=(),
-            notes=[*division.notes, *_other_conditions(division, ())],
-        )
+    if options.shift.strip():
+        return _corrupt(division, progress)
+    return DividedData(
+        division=division,
+        dataset=division.dataset,
+        rows=division.rows,
+        num_new=division.num_new,
+        client_names=division.client_names,
+        conditions=(),
+        notes=[*division.notes, *_other_conditions(division, ())],
+    )
+
+
+def _corrupt(division: Division, progress: Callable[[int, int], None] | None) -> DividedData:
+    """Return the data of a run with corrupted copies of the images of some clients."""
+    from fedtailor.data.corruptions.shift import apply_shift, parse_shift
+
+    shift = parse_shift(division.options.shift)
+    assert shift is not None
     clients, done = conditions_of(division, shift)
     rows = [division.rows[client] for client in clients]
     used = [np.concatenate(each) for each in rows]
@@ -81,7 +91,7 @@ def build(
         used,
         done,
         seed=division.seed,
-        frost_folder=data_folder(options.dir) / "frost",
+        frost_folder=data_folder(division.options.dir) / "frost",
         progress=progress,
     )
     states = tuple(CLEAN if pair is None else str(pair) for pair in done)
@@ -98,6 +108,8 @@ def conditions_of(division: Division, shift: CifarS) -> tuple[list[int], list[Pa
     Raises:
         ConfigError: the shift asks for more clients than there are, or for new clients without any.
     """
+    from fedtailor.data.corruptions.shift import NEW_PAIRS, pairs
+
     if shift.new == "all" and not division.num_new:
         message = "cifar_s(new='all') needs new clients: data.new_clients must be > 0, got 0."
         raise ConfigError(message, key="data.new_clients", allowed="> 0", got=0)

@@ -91,7 +91,7 @@ def clear() -> list[CacheEntry]:
             if entry.path.is_dir() and not entry.path.is_symlink():
                 shutil.rmtree(entry.path)
             else:
-                entry.path.unlink(missing_ok=True)
+                entry.path.unlink()
         except FileNotFoundError:  # another process removed it
             continue
         except OSError as reason:

@@ -1,4 +1,4 @@
-"""Who has which examples for what: partition, test policy, and the split of each client's examples."""
+"""The division of a data set: partition, test policy, and the split of each client's examples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -18,34 +18,36 @@ from fedtailor.data.partitions.base import Partition
 from fedtailor.data.partitions.domains import Natural
 from fedtailor.data.partitions.text import parse_partition
 from fedtailor.data.split import ClientRows
-from fedtailor.data.split_files import LoadedSplit, read_split_file
+
+if TYPE_CHECKING:
+    from fedtailor.data.split_files import LoadedSplit
 
 _DEFAULT_CLIENTS = 20
 _LEAST_PER_CLIENT = 20
-"""Examples that a client has at least on average, where the number of clients is left open."""
+"""Least number of examples of a client on average, if the number of clients is not given."""
 
 
 class Division(NamedTuple):
-    """A data set and who has which of its examples for what."""
+    """A data set and the training, validation and test examples of every client."""
 
     dataset: Dataset
-    """As published, or as the user has it."""
+    """The data set as published, or as the user has it."""
     rows: list[ClientRows]
     num_new: int
     options: DataOptions
-    """With the values that were used: number of clients, partition, test policy and seed."""
+    """The options with the values that were used: number of clients, partition, test policy and seed."""
     client_names: tuple[str, ...]
     """Names of the sites or writers; empty: clients have numbers only."""
     notes: list[str]
-    """Sentences on what a reader of results should know."""
+    """Sentences for readers of results."""
     test: TestPolicy = "own"
     """How test examples were chosen."""
     conditions: tuple[str, ...] | None = None
-    """What a split file says was done to each client's examples; None: there is no file."""
+    """The condition of each client's examples according to a split file; None: there is no file."""
 
     @property
     def shared_test(self) -> bool:
-        """Whether test examples are the official ones, which clients share."""
+        """Whether test examples are official ones, which several clients may use."""
         return self.test not in ("own", "given")
 
     @property
@@ -59,39 +61,47 @@ def divide(options: DataOptions, *, run_seed: int, dataset: Dataset | None = Non
 
     Args:
         options: the ``[data]`` section.
-        run_seed: the run's seed, used where ``options.seed`` is "run".
-        dataset: in place of the one that ``options`` names.
+        run_seed: the run's seed, used if ``options.seed`` is "run".
+        dataset: replaces the data set that ``options`` names.
 
     Raises:
-        ConfigError: options that do not fit the data.
-        DataError: a file is missing or damaged, or the partition cannot be met.
+        ConfigError: the options do not fit the data.
+        DataError: a file is missing or damaged, or the partition is impossible on these data.
 
     Example:
         >>> division = divide(DataOptions(partition="iid", clients=3), run_seed=0)
         >>> [len(rows.train) for rows in division.rows]
         [479, 479, 479]
     """
-    dataset = dataset if dataset is not None else _load(options)
+    if dataset is None:
+        dataset = _load(options)
     seed = run_seed if options.seed == "run" else options.seed
     options = dataclasses.replace(options, seed=seed)
-    if options.split:
-        loaded = read_split_file(Path(options.split), dataset)
-        rows, names, notes = loaded.rows, loaded.client_names, loaded.notes
-        num_new = _new_clients_of(loaded, options)
-        test, conditions = loaded.test, loaded.conditions
-        options = dataclasses.replace(options, new_clients=num_new)
-    else:
-        rows, names, options, notes = _by_partition(dataset, options, seed)
-        test, conditions = cast(TestPolicy, options.test), None
-    division = Division(
-        dataset, rows, options.new_clients, options, names, [*_notes(dataset, rows), *notes], test, conditions
-    )
-    check_disjoint(rows, len(dataset.y), shared_test=division.shared_test)
+    division = _from_file(dataset, options) if options.split else _by_partition(dataset, options, seed)
+    check_disjoint(division.rows, len(dataset.y), shared_test=division.shared_test)
     return division
 
 
+def _from_file(dataset: Dataset, options: DataOptions) -> Division:
+    """Return the division that a split file describes."""
+    from fedtailor.data.split_files import read_split_file
+
+    loaded = read_split_file(Path(options.split), dataset)
+    num_new = _new_clients_of(loaded, options)
+    return Division(
+        dataset=dataset,
+        rows=loaded.rows,
+        num_new=num_new,
+        options=dataclasses.replace(options, new_clients=num_new),
+        client_names=loaded.client_names,
+        notes=[*_notes(dataset, loaded.rows), *loaded.notes],
+        test=loaded.test,
+        conditions=loaded.conditions,
+    )
+
+
 def _new_clients_of(loaded: LoadedSplit, options: DataOptions) -> int:
-    """Return how many clients are new: the file says it, or the options where it does not."""
+    """Return how many clients are new according to the file, or to the options if the file does not say."""
     if loaded.num_new and options.new_clients not in (0, loaded.num_new):
         raise ConfigError(
             f"data.new_clients must be {loaded.num_new}, as in the split file, or left out, got {options.new_clients}.",
@@ -105,7 +115,7 @@ def _new_clients_of(loaded: LoadedSplit, options: DataOptions) -> int:
 
 
 def _load(options: DataOptions) -> Dataset:
-    """Load what the options name; mean and deviation given there replace those of the data set."""
+    """Load the data set of the options; their mean and standard deviation replace those of the data set."""
     if options.path:
         from fedtailor.data.own.read import load_own
 
@@ -116,37 +126,46 @@ def _load(options: DataOptions) -> Dataset:
         return dataset
     normalize = Normalization(options.mean or (0.0,), options.std or (1.0,))
     changed = dataclasses.replace(dataset, normalize=normalize)
-    vars(changed)["digest"] = dataset.digest  # of the same values: not computed anew
+    vars(changed)["digest"] = dataset.digest  # of the same values: no need to compute it again
     return changed
 
 
-def _by_partition(
-    dataset: Dataset, options: DataOptions, seed: int
-) -> tuple[list[ClientRows], tuple[str, ...], DataOptions, list[str]]:
-    """Return every client's rows, the clients' names, the options with the values that were used, and notes."""
+def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division:
+    """Return the division by the partition of the options."""
     default = "natural" if dataset.domains is not None else "dirichlet(alpha=0.5)"
     partition = parse_partition(options.partition or default)
     test = _test_policy(dataset, options, partition)
     pool = _pool(dataset, options, test, seed)
     annotations = dataset.annotations.take(pool)
-    everybody = partition.default_clients(annotations)
-    clients = options.clients or everybody or max(min(_DEFAULT_CLIENTS, len(pool) // _LEAST_PER_CLIENT), 1)
+    fitting = max(min(_DEFAULT_CLIENTS, len(pool) // _LEAST_PER_CLIENT), 1)
+    clients = options.clients or partition.default_clients(annotations) or fitting
     refuse_too_many_new(options.new_clients, clients)
     parts = [pool[part] for part in partition.divide(annotations, clients=clients, seed=seed)]
     options = dataclasses.replace(options, clients=clients, partition=str(partition), test=test)
     rows = [split_client(part, options, seed, dataset.num_official_train) for part in parts]
     if test not in ("own", "given"):
         rows = [each._replace(test=_official_test(dataset, each, test)) for each in rows]
-    natural = annotations.domains if isinstance(partition, Natural) else None
-    present: list[int] = [] if natural is None else np.unique(natural)[: len(rows)].tolist()
-    names = tuple(dataset.domain_names[domain] for domain in present)
-    unused = (everybody or 0) - clients if isinstance(partition, Natural) else 0
-    notes = [f"{unused} of {everybody} sites are not used: data.clients is {clients}."] if unused else []
-    return rows, names, options, notes
+    names: tuple[str, ...] = ()
+    notes = _notes(dataset, rows)
+    if isinstance(partition, Natural) and annotations.domains is not None:
+        sites = np.unique(annotations.domains).tolist()
+        names = tuple(dataset.domain_names[site] for site in sites[:clients])
+        if clients < len(sites):
+            unused = len(sites) - clients
+            notes.append(f"{unused} of {len(sites)} sites are not used: data.clients is {clients}.")
+    return Division(
+        dataset=dataset,
+        rows=rows,
+        num_new=options.new_clients,
+        options=options,
+        client_names=names,
+        notes=notes,
+        test=test,
+    )
 
 
 def _test_policy(dataset: Dataset, options: DataOptions, partition: Partition) -> TestPolicy:
-    """Return the policy for ``auto``, and check that the data set has what another one needs."""
+    """Return the test policy, and check that the data set has what it needs."""
     divided = dataset.num_official_train < len(dataset.y)
     if options.test == "auto":
         comes_divided = divided and (bool(options.path) or isinstance(partition, Natural))
@@ -159,9 +178,9 @@ def _test_policy(dataset: Dataset, options: DataOptions, partition: Partition) -
 
 
 def _pool(dataset: Dataset, options: DataOptions, test: TestPolicy, seed: int) -> np.ndarray:
-    """Return the rows to be partitioned: all where clients test on their own, else the official training part.
+    """Return the rows to be partitioned: all if clients test on examples of their own, else the official training part.
 
-    With ``subset``, the same number of every class: the first in a random order (pFedVEM's |D|, Table 6).
+    With ``subset``, these are the same number of every class, the first in a random order (pFedVEM's |D|, Table 6).
     """
     pool = np.arange(len(dataset.y) if test in ("own", "given") else dataset.num_official_train)
     if not options.subset:
@@ -184,28 +203,35 @@ def split_client(positions: np.ndarray, options: DataOptions, seed: int, num_off
     """Split one client's positions (n,) as pFedFDA's release does.
 
     Training gets ``floor((1 - test_share) * n)``, shuffled and not stratified; every client's shuffle starts
-    from the same seed. Of the shuffled training part the first ``floor(fraction * n_train)`` are kept (one
-    at least, ``train_size`` at most), so that a smaller fraction is a part of a larger one (the release draws them
-    anew, with another seed); the last ``floor(val_fraction * kept)``
-    of these are for validation. All products are taken in floating point, as released codes do. Where test examples
-    are ``given``, they are those from ``num_official_train`` on; where they come from elsewhere, there are none.
+    from the same seed. Of the shuffled training part the first ``floor(fraction * n_train)`` are kept (at least one,
+    at most ``train_size``), so that a smaller fraction is a part of a larger one (the release draws again, with
+    another seed); the last ``floor(val_fraction * kept)`` of these are for validation. All products are computed in
+    floating point, as in released code. If test examples are ``given``, they are those from ``num_official_train`` on;
+    if they are official ones, the client has none here.
     """
     order = positions[np.random.RandomState(seed % 2**32).permutation(len(positions))]
     if options.test == "given":
-        test, train = order[order >= num_official_train], order[order < num_official_train]
+        test = order[order >= num_official_train]
+        train = order[order < num_official_train]
     elif options.test in ("auto", "own"):
         num_test = len(order) - math.floor((1 - options.test_share) * len(order))
-        test, train = order[:num_test], order[num_test:]
+        test = order[:num_test]
+        train = order[num_test:]
     else:
-        test, train = order[:0], order
-    kept = train[: max(math.floor(options.fraction * len(train)), min(1, len(train)))]
-    kept = kept[: options.train_size or len(kept)]
+        test = order[:0]
+        train = order
+    num_kept = math.floor(options.fraction * len(train))
+    if num_kept == 0 and len(train):
+        num_kept = 1
+    if options.train_size:
+        num_kept = min(num_kept, options.train_size)
+    kept = train[:num_kept]
     num_train = len(kept) - math.floor(options.val_fraction * len(kept))
     return ClientRows(kept[:num_train], kept[num_train:], test)
 
 
 def _official_test(dataset: Dataset, rows: ClientRows, test: TestPolicy) -> np.ndarray:
-    """Return the official test examples of a client's labels or subclasses, within its domains, or all of them."""
+    """Return the official test examples with a client's labels or subclasses in its domains, or all of them."""
     official = np.arange(dataset.num_official_train, len(dataset.y))
     if test == "complete":
         return official
@@ -222,11 +248,11 @@ def check_disjoint(rows: Sequence[ClientRows], num_rows: int, *, shared_test: bo
 
     Args:
         rows: the clients' examples.
-        num_rows: examples of the data set.
+        num_rows: number of examples in the data set.
         shared_test: whether clients may share test examples.
 
     Raises:
-        DataError: naming an example that is.
+        DataError: an example is used twice; the message names the first.
     """
     trained = np.bincount(np.concatenate([part for each in rows for part in each[:2]]), minlength=num_rows)
     tested = np.bincount(np.concatenate([each.test for each in rows]), minlength=num_rows)
@@ -251,7 +277,7 @@ def _unfit(dataset: Dataset, option: str, value: str, needed: str) -> ConfigErro
 
 
 def _notes(dataset: Dataset, rows: list[ClientRows]) -> list[str]:
-    """Say which clients have nothing to train or test on, and whether the data are all of a known set."""
+    """Return notes on a subset of a known data set, and on clients without training or test examples."""
     notes = list(dataset.notes)
     if dataset.subset and dataset.official_size >= 0:
         size = f"{len(dataset.y)} examples, published with {dataset.official_size}"

@@ -1,4 +1,4 @@
-"""The split of each client's examples, and its record: what is written beside a run, to be compared later."""
+"""The split of each client's examples, and its record, which is written beside a run for later comparison."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class SplitRecord(TypedDict):
     split_sha256: str
     """Digest of ``clients``, ``new_clients`` and ``conditions``."""
     options: dict[str, Any]
-    """Options of the split with the seed that was used; no folder, which differs between machines."""
+    """Options of the split with the seed that was used, without folders, which differ between machines."""
     new_clients: int
     client_names: list[str]
     conditions: list[str]
-    """What was done to each client's examples in a run; a new client comes once per condition; empty: nothing."""
+    """The condition of each client's examples in a run; a new client appears once per condition; empty: all clean."""
     clients: list[ClientRecord]
 
 
@@ -50,22 +50,24 @@ _TYPES = {name: get_origin(kind) or kind for name, kind in get_type_hints(SplitR
 
 
 def split_digest(clients: list[ClientRecord], new_clients: int, conditions: Sequence[str] = ()) -> str:
-    """Return the SHA-256 of who has which example for what, in which condition; the same on every machine."""
-    content = {"clients": clients, "new_clients": new_clients, **({"conditions": conditions} if conditions else {})}
+    """Return the SHA-256 of the clients' examples and conditions, the same on every machine."""
+    content: dict[str, Any] = {"clients": clients, "new_clients": new_clients}
+    if conditions:
+        content["conditions"] = conditions
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def to_records(rows: list[ClientRows]) -> list[ClientRecord]:
-    """Return positions as lists."""
-    return [cast(ClientRecord, {part: values.tolist() for part, values in each._asdict().items()}) for each in rows]
+    """Return the clients' positions as lists."""
+    return [ClientRecord(train=each.train.tolist(), val=each.val.tolist(), test=each.test.tolist()) for each in rows]
 
 
 def read_split(path: Path) -> SplitRecord:
     """Read a split that was written as JSON, and check its digest.
 
     Raises:
-        DataError: the file is missing or no split, or its positions are not those of its digest.
+        DataError: the file is missing or not a split, or its positions do not have its digest.
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -76,19 +78,19 @@ def read_split(path: Path) -> SplitRecord:
     except RecursionError as error:
         raise _refuse(path, "a split in JSON", "brackets nested too deeply") from error
     except json.JSONDecodeError as error:
-        got = f"what is not JSON (line {error.lineno}, column {error.colno})"
+        got = f"invalid JSON (line {error.lineno}, column {error.colno})"
         raise _refuse(path, "a split in JSON", got) from error
-    except ValueError as error:  # bytes that are not UTF-8, a number of thousands of digits
-        raise _refuse(path, "a split in JSON", "what is not JSON") from error
+    except ValueError as error:  # bytes that are not UTF-8, or a number with thousands of digits
+        raise _refuse(path, "a split in JSON", "invalid JSON") from error
     if digest != record["split_sha256"]:
         raise _refuse(path, f"positions with the digest {record['split_sha256']}", digest)
     return cast(SplitRecord, record)
 
 
 def _check_entries(path: Path, record: Any) -> None:
-    """Check that a record has all entries, each of its type; what is in lists is not looked at."""
+    """Check that a record has all entries with their types; the contents of lists are not checked."""
     if type(record) is not dict:
-        raise _refuse(path, "a split in JSON", "no object with named entries")
+        raise _refuse(path, "a split in JSON", "a value that is not an object")
     absent = [name for name in _TYPES if name not in record]
     if absent:
         raise _refuse(path, f"a split in JSON with the entries {', '.join(_TYPES)}", f"no {', '.join(absent)}")

@@ -6,8 +6,8 @@ from PIL import Image
 
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data.corruptions import CORRUPTIONS, corrupt
+from fedtailor.data.corruptions.shift import NEW_PAIRS, CifarS, Pair, apply_shift, pairs, parse_shift
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.shift import NEW_PAIRS, CifarS, Pair, apply_shift, pairs, parse_shift
 
 KINDS = list(CORRUPTIONS)
 
@@ -169,5 +169,5 @@ def test_a_missing_photograph_is_an_error_where_frost_is_used(dataset, tmp_path)
 )
 def test_what_is_not_an_image_of_8_bits_is_refused(options, tmp_path):
     dataset = Dataset(name="numbers", y=np.zeros(4, np.int64), num_classes=1, **options)
-    with pytest.raises(DataError, match=r"data\.shift needs images of 8 bits.*'numbers'"):
+    with pytest.raises(DataError, match=r"data\.shift needs 8-bit images.*'numbers'"):
         apply_shift(dataset, [np.arange(2)], [Pair("fog", 1)], seed=0, frost_folder=tmp_path)

@@ -154,7 +154,7 @@ LABELS = np.arange(36) % 6
             "needs a number of clients that 2 divides, since a client holds 3 of 6 classes, got 7 clients.",
         ),
         (LabelSlices(), 14, "needs at least 7 examples of class 0, one for each client that holds it, got 6."),
-        (SubclassSlices(), 6, "needs subclasses, got none: the data set has labels only."),
+        (SubclassSlices(), 6, "needs subclasses, got a data set without them."),
     ],
 )
 def test_what_cannot_be_met_is_refused(partition: Partition, clients: int, sentence: str) -> None:

@@ -1,8 +1,8 @@
 """The ten image corruptions of CIFAR-S at five severities, in the order of its release.
 
-Hendrycks and Dietterich 2019 (ICLR) define them; the values are those for images of 32 x 32 pixels, which pFedFDA
-(McLaughlin and Su 2024, NeurIPS) uses. Every random draw depends on seed, corruption, severity and the image's row in
-the data set alone: an image is corrupted the same way whoever holds it, and whatever is corrupted with it.
+Hendrycks and Dietterich 2019 (ICLR) define them; the parameters are those for images of 32 x 32 pixels, which pFedFDA
+(McLaughlin and Su 2024, NeurIPS) uses. Every random draw depends only on seed, corruption, severity and the image's row
+in the data set, so that an image is corrupted the same way for every client and in every batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["CORRUPTIONS", "SEVERITIES", "Corruption", "corrupt"]
 
 SEVERITIES = range(1, 6)
 
-_CHUNK_VALUES = 2**18  # of float64: 2 MB, so that what is computed stays in the processor's cache
+_CHUNK_VALUES = 2**18  # float64 values, 2 MB, which fit into the processor's cache
 
 
 class Corruption(NamedTuple):
@@ -47,7 +47,7 @@ CORRUPTIONS: Mapping[str, Corruption] = {
     "brightness": Corruption(brightness, ((0.05,), (0.1,), (0.15,), (0.2,), (0.3,))),
     "contrast": Corruption(contrast, ((0.75,), (0.5,), (0.4,), (0.3,), (0.15,))),
 }
-"""Corruptions by name; their order is that by which the release numbers them."""
+"""Corruptions by name, in the order in which the release numbers them."""
 
 
 def corrupt(
@@ -65,16 +65,16 @@ def corrupt(
         images: (n, height, width, 1 or 3), uint8.
         kind: a name in :data:`CORRUPTIONS`.
         severity: 1 to 5.
-        rows: (n,), each image's position in the data set: what is random about an image depends on it.
-        seed: of all that is random.
-        frost: pictures of frost, (height, width, 3), uint8, from :func:`.pictures.load_frost`; without, drawn ones.
+        rows: (n,), each image's position in the data set, on which its random numbers depend.
+        seed: seed of all random numbers.
+        frost: pictures of frost, (height, width, 3), uint8, from :func:`.pictures.load_frost`; None: drawn ones.
 
     Returns:
         An array like ``images``.
 
     Raises:
-        ConfigError: no such corruption or severity.
-        DataError: images of another shape or type, or not as many rows as images.
+        ConfigError: the corruption or the severity does not exist.
+        DataError: the images have another shape or type, or the numbers of rows and images differ.
 
     Example:
         >>> gray = np.full((1, 32, 32, 3), 100, np.uint8)

@@ -1,4 +1,4 @@
-"""Blur: a camera that moves, and one out of focus."""
+"""Motion blur and defocus blur."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOTION_NOTE = (
     "which the release of CIFAR-S calls: a gray level can differ by rounding."
 )
 
-_NEGLIGIBLE = 1e-8  # weight whose share of white is far below a gray level
+_NEGLIGIBLE = 1e-8  # a weight that changes white by far less than a gray level
 
 
 def motion_blur(batch: Batch, radius: float, sigma: float) -> np.ndarray:
@@ -19,7 +19,7 @@ def motion_blur(batch: Batch, radius: float, sigma: float) -> np.ndarray:
 
     The angle is uniform in [-45, 45) degrees for each image. The i-th of ``2 radius + 1`` weights is proportional to
     ``exp(-i^2 / (2 sigma^2))`` and belongs to the image shifted by ``i`` pixels along the line, in whole pixels; edges
-    are continued. The release of CIFAR-S has ImageMagick do the same sum.
+    are continued. The release of CIFAR-S calls ImageMagick for the same sum.
     """
     images = batch.images
     count, height, width, channels = images.shape
@@ -34,7 +34,7 @@ def motion_blur(batch: Batch, radius: float, sigma: float) -> np.ndarray:
             break
         down = np.ceil(i * np.sin(angle) - 0.5).astype(np.int64)[:, None]
         right = np.ceil(i * np.cos(angle) - 0.5).astype(np.int64)[:, None]
-        y = np.clip(np.arange(height) + down, 0, height - 1)  # (n, height): which row is shifted to each
+        y = np.clip(np.arange(height) + down, 0, height - 1)  # (n, height): the row that is shifted to each row
         x = np.clip(np.arange(width) + right, 0, width - 1)
         total += weight * pixels[(first + y[:, :, None] * width + x[:, None, :]).ravel()]
     return to_bytes(total.reshape(images.shape) + 0.5)
@@ -55,7 +55,7 @@ def disk(radius: float, sigma: float) -> np.ndarray:
     """Return a disk (side, side) that sums to 1: the pixels within ``radius``, smoothed by 3 x 3 Gaussian weights."""
     from scipy import ndimage
 
-    reach = int(radius) + 1  # beyond it all is 0
+    reach = int(radius) + 1  # all is 0 beyond it
     y, x = np.mgrid[-reach : reach + 1, -reach : reach + 1]
     inside = (x**2 + y**2 <= radius**2).astype(np.float64)
     side = np.exp(-0.5 / sigma**2)

@@ -1,8 +1,8 @@
-"""Corrupted copies of examples, kept on disk between runs.
+"""The cache of corrupted copies of examples, kept on disk between runs.
 
 An entry is ``corrupted/KIND-SEVERITY-KEY.npy`` in the cache folder with its SHA-256 beside it; it appears whole, by
-renaming, and is compared with the SHA-256 when it is read. The cache only saves time: where it cannot be written,
-copies are made anew.
+renaming, and is compared with the SHA-256 when it is read. The cache only saves time: if it cannot be written, copies
+are made again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COPIES_VERSION = 1
 """Increased when a corruption is computed differently."""
 
 MAX_BYTES = 4 * 2**30
-"""Most bytes of copies that are kept; those used longest ago are removed first."""
+"""Most bytes of copies that are kept; the least recently used are removed first."""
 
 _CHUNK = 1000  # images between two reports of progress
 
@@ -42,17 +42,17 @@ def corrupted_copies(
     frost: Sequence[np.ndarray] = (),
     progress: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """Return corrupted copies of some examples, from the cache where they are there.
+    """Return corrupted copies of some examples, from the cache if possible.
 
     Args:
         x: all examples of a data set, (n, height, width, 1 or 3), uint8.
-        rows: (copies,), which of them to copy.
+        rows: (copies,), the examples to copy.
         kind: name of a corruption.
         severity: 1 to 5.
-        digest: of the data set.
-        seed: of all that is random.
+        digest: digest of the data set.
+        seed: seed of all random numbers.
         frost: pictures of frost.
-        progress: called with how many of the copies there are.
+        progress: called with the number of copies made so far.
 
     Returns:
         (copies, height, width, channels), uint8.
@@ -75,17 +75,20 @@ def corrupted_copies(
 
 
 def _key(digest: str, rows: np.ndarray, kind: str, severity: int, seed: int, frost: Sequence[np.ndarray]) -> str:
-    """Return a name for what copies depend on."""
+    """Return a digest of everything that copies depend on."""
     content = hashlib.sha256(rows.astype("<i8").tobytes())
-    for picture in frost if kind == "frost" else ():
-        content.update(str(picture.shape).encode() + picture.tobytes())
-    libraries = [version(name) for name in ("numpy", "scipy", "pillow")]  # others may draw, round or encode differently
+    if kind == "frost":
+        for picture in frost:
+            content.update(str(picture.shape).encode() + picture.tobytes())
+    libraries = [
+        version(name) for name in ("numpy", "scipy", "pillow")
+    ]  # versions may draw, round or encode differently
     parts = [COPIES_VERSION, *libraries, digest, kind, severity, seed, content.hexdigest()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def _load(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Return what was kept; None if there is nothing, or not what was written."""
+    """Return the copies of an entry; None if there is no entry, or it differs from what was written."""
     try:
         raw = path.read_bytes()
         if hashlib.sha256(raw).hexdigest() != _beside(path).read_text(encoding="ascii"):
@@ -111,7 +114,7 @@ def _save(path: Path, copies: np.ndarray) -> None:
 
 
 def _write(path: Path, raw: bytes) -> None:
-    """Write a file beside its place, then rename it."""
+    """Write a file under a temporary name, then rename it."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         temporary.write_bytes(raw)
@@ -121,9 +124,11 @@ def _write(path: Path, raw: bytes) -> None:
 
 
 def _remove_oldest(folder: Path) -> None:
-    """Remove the entries used longest ago until the rest is within ``MAX_BYTES``, and what was left unfinished."""
+    """Remove the least recently used entries, and unfinished ones, until the rest is within ``MAX_BYTES``."""
     files = []
-    for path in (path for path in folder.iterdir() if path.suffix != ".sha256"):
+    for path in folder.iterdir():
+        if path.suffix == ".sha256":
+            continue
         with contextlib.suppress(OSError):  # another process may have removed it
             status = path.stat()
             files.append((status.st_mtime, status.st_size, path))

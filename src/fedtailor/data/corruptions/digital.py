@@ -1,4 +1,4 @@
-"""Digital changes: compression, brightness, contrast."""
+"""Digital corruptions: compression, brightness, contrast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedtailor.data.corruptions.batch import WHITE, Batch, to_bytes
 def jpeg(batch: Batch, quality: float) -> np.ndarray:
     """Encode as JPEG and decode: image (n, height, width, channels) -> the same shape, uint8.
 
-    Pillow does both; decoders of other versions can differ by a gray level.
+    Pillow does both; decoders of other versions can differ by one gray level.
     """
     from PIL import Image
 
@@ -26,10 +26,10 @@ def jpeg(batch: Batch, quality: float) -> np.ndarray:
 
 
 def brightness(batch: Batch, added: float) -> np.ndarray:
-    """Add to the value of hue, saturation and value, at most 1: image -> the same shape, uint8.
+    """Increase the value in HSV color space, up to 1: image -> the same shape, uint8.
 
-    With hue and saturation as they are, red, green and blue grow by the factor that value, their maximum, does;
-    black becomes gray.
+    Since hue and saturation stay, red, green and blue grow by the same factor as their maximum, the value; black
+    becomes gray.
     """
     images = batch.images.astype(np.float64)
     value = images.max(axis=3, keepdims=True)
@@ -38,8 +38,8 @@ def brightness(batch: Batch, added: float) -> np.ndarray:
 
 
 def contrast(batch: Batch, kept: float) -> np.ndarray:
-    """Draw every value to the mean of its channel over the image: image -> the same shape, uint8."""
+    """Move every value towards the mean of its channel over the image: image -> the same shape, uint8."""
     height, width = batch.images.shape[1:3]
-    # a sum of whole numbers is the same in any order
+    # a sum of whole numbers does not depend on the order
     mean = batch.images.sum(axis=(1, 2), keepdims=True, dtype=np.int64) / (height * width)
     return to_bytes((batch.images - mean) * kept + mean)

@@ -1,1 +1,1 @@
-"""Partitions: who has which example. The names are in :data:`fedtailor.data.PARTITIONS`."""
+"""Partitions, which divide examples among clients. :data:`fedtailor.data.PARTITIONS` lists them by name."""

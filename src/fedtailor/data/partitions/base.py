@@ -1,4 +1,4 @@
-"""The base of all partitions: a value with checked options, and a text form that gives it back."""
+"""The base class of all partitions: a value with checked options and a text form."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ KEY = "data.partition"
 
 @dataclass(frozen=True, kw_only=True)
 class Partition(ABC):
-    """Base of all partitions; the fields are the options.
+    """Base class of all partitions; the fields are the options.
 
-    ``str`` gives the text form, such as ``dirichlet(alpha=0.5, min_size=10)``, that
+    ``str`` gives the text form, such as ``dirichlet(alpha=0.5, min_size=10)``, which
     :func:`fedtailor.data.partitions.text.parse_partition` reads.
     """
 
     name: ClassVar[str]
     hands_out_all: ClassVar[bool] = True
-    """Whether every example goes to some client; otherwise some may be left over."""
+    """Whether every example goes to a client; otherwise some may be left over."""
 
     def __post_init__(self) -> None:
         check_options(self, owner=self.name)
 
     def __str__(self) -> str:
-        values = ((each.name, getattr(self, each.name)) for each in dataclasses.fields(self))
-        options = ", ".join(f"{name}={as_text(value)}" for name, value in values)
+        names = [field.name for field in dataclasses.fields(self)]
+        options = ", ".join(f"{name}={as_text(getattr(self, name))}" for name in names)
         return f"{self.name}({options})" if options else self.name
 
     def divide(self, annotations: Annotations, *, clients: int, seed: int) -> list[np.ndarray]:
-        """Return the positions that each client gets: disjoint, at least one each unless the partition allows none.
+        """Return the positions of each client's examples: disjoint, and not empty unless the partition allows it.
 
         Args:
-            annotations: labels (rows,), subclasses and domains; a class is what has an example.
-            clients: how many clients, 1 or more.
+            annotations: labels (rows,), subclasses and domains; only classes with examples count.
+            clients: number of clients, 1 or more.
             seed: seed of the random generator, 0 or more.
 
         Raises:
-            DataError: there are fewer examples than clients, or the options cannot be met by these data.
+            DataError: there are fewer examples than clients, or the options are impossible on these data.
         """
         rows = len(annotations.labels)
         if clients > rows:
@@ -54,7 +54,7 @@ class Partition(ABC):
         return self.draw(annotations, clients, seed)
 
     def default_clients(self, annotations: Annotations) -> int | None:
-        """Return the number of clients that the partition itself has on these data; None: any number."""
+        """Return the number of clients that the partition defines on these data; None: any number."""
         return None
 
     @abstractmethod
@@ -62,11 +62,11 @@ class Partition(ABC):
         """Return the positions of each client; arguments as in :meth:`divide`."""
 
     def impossible(self, allowed: str, got: str) -> DataError:
-        """Return the error for data that cannot be divided as asked."""
+        """Return the error for data that this partition cannot divide."""
         return DataError(f"partition {self}: needs {allowed}, got {got}.", key=KEY, allowed=allowed, got=got)
 
 
 def as_text(value: float | bool) -> str:
-    """Return an option as text that reads as the same value; whole numbers without a fraction."""
+    """Return an option as text that parses to the same value; whole numbers get no decimal point."""
     whole = not isinstance(value, bool) and float(value).is_integer() and abs(value) < 1e15
     return str(int(value)) if whole else repr(value)

@@ -1,4 +1,4 @@
-"""Types of examples cut into blocks, a block for each client that holds the type (pFedVEM's random slicing)."""
+"""Random slicing as in pFedVEM: each type of examples is cut into one block per client that holds the type."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ def cut_points(size: int, blocks: int, generator: np.random.Generator) -> np.nda
 
 
 def cuts_of(sizes: Sequence[int], blocks: int, generator: np.random.Generator, *, shared: bool) -> list[np.ndarray]:
-    """Return the points where types of given sizes are cut into as many blocks each.
+    """Return the points that cut types of the given sizes into ``blocks`` blocks each.
 
-    Points that are ``shared`` are drawn for the smallest type, and move in proportion in larger ones; that leaves
-    no block empty.
+    ``shared`` points are drawn for the smallest type and scaled for larger ones, so that no block is empty.
     """
     if not shared:
         return [cut_points(size, blocks, generator) for size in sizes]
@@ -37,9 +36,9 @@ def give_blocks(
 
     Args:
         pools: positions of each type.
-        cuts: where to cut each pool, one point fewer than it has takers.
-        takers: the clients that hold each type, in the order they take.
-        clients: how many clients.
+        cuts: cut points of each pool, one fewer than it has takers.
+        takers: the clients that hold each type, in the order in which they get a block.
+        clients: number of clients.
         generator: source of random numbers.
     """
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
@@ -51,7 +50,7 @@ def give_blocks(
 
 
 def count_groups(partition: Partition, clients: int, group: int, reason: str) -> int:
-    """Return how many groups of ``group`` clients there are; refuse clients that do not fill the last one."""
+    """Return the number of groups of ``group`` clients; refuse an incomplete last group."""
     if clients % group:
         raise partition.impossible(f"a number of clients that {group} divides, {reason}", f"{clients} clients")
     return clients // group

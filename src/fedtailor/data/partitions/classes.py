@@ -1,4 +1,4 @@
-"""Every client holds k classes."""
+"""Partitions in which every client holds k classes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedtailor.data.partitions.dealing import hand_out, positions_by_value
 
 @dataclass(frozen=True, kw_only=True)
 class Classes(Partition):
-    """Every client holds ``k`` classes; a class is shared evenly by the clients that hold it.
+    """Every client holds ``k`` classes; the clients that hold a class share it evenly.
 
-    Classes are dealt from shuffled packs of all classes, so that each is held by equally many clients, give
-    or take one.
+    Classes are dealt from shuffled packs of all classes, so that the numbers of clients that hold a class differ by at
+    most one.
     """
 
     name = "classes"
@@ -54,12 +54,14 @@ class Classes(Partition):
         pack: list[int] = []
         hands = []
         for _ in range(clients):
-            hand, pack = pack[: self.k], pack[self.k :]
+            hand = pack[: self.k]
+            pack = pack[self.k :]
             if len(hand) < self.k:
                 fresh = generator.permutation(present).tolist()
-                fresh.sort(key=lambda each, held=tuple(hand): each in held)  # stable: those not in hand come first
+                fresh.sort(key=lambda each, held=tuple(hand): each in held)  # stable: classes not in hand come first
                 missing = self.k - len(hand)
-                hand, pack = hand + fresh[:missing], fresh[missing:]
+                hand = hand + fresh[:missing]
+                pack = fresh[missing:]
             hands.append(hand)
         return hands
 
@@ -69,9 +71,9 @@ class CyclicClasses(Partition):
     """Client i holds the ``k`` classes from the i-th on, around the circle of classes; all clients have equal sizes.
 
     FedCR's first setting (Zhang et al. 2023, ICML; ``non-iid_1``), as released: one example at a time goes to the
-    client with fewest, of the class of which it has fewest; where all its classes are used up it takes an example
-    from another client. Sizes are equal exactly: what the number of clients does not divide is left over.
-    FedCR's experiments use 5, for CIFAR-100 15.
+    client with the fewest examples, from the class of which it has the fewest; if all its classes are used up, it takes
+    an example from another client. Sizes are exactly equal; a remainder of the examples is left over. FedCR's
+    experiments use ``k`` 5, and 15 for CIFAR-100.
     """
 
     name = "cyclic_classes"
@@ -81,7 +83,7 @@ class CyclicClasses(Partition):
     """Classes of a client."""
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
-        """Decide how many of each class a client gets, then hand out shuffled examples."""
+        """Decide how many examples of each class a client gets, then hand out shuffled examples."""
         generator = np.random.default_rng([seed])
         _, by_class = positions_by_value(annotations.labels)
         num_classes = len(by_class)
@@ -92,9 +94,10 @@ class CyclicClasses(Partition):
         each = len(annotations.labels) // clients
         held = deal_cycle([len(positions) for positions in by_class], self.k, clients, each, generator)
         if held is None:
-            allowed = f"classes of such sizes that a division with {each} examples for every client is found"
             sizes = ", ".join(str(len(positions)) for positions in by_class[:20])
-            raise self.impossible(allowed, sizes + (" and more" if num_classes > 20 else ""))
+            if num_classes > 20:
+                sizes += " and more"
+            raise self.impossible(f"classes whose sizes allow {each} examples for every client", sizes)
         owners, slots = np.nonzero(held)
         counts = held[owners, slots]
         pools = [generator.permutation(positions) for positions in by_class]
@@ -103,6 +106,6 @@ class CyclicClasses(Partition):
 
 
 def _check_k(partition: Partition, k: int, num_classes: int) -> None:
-    """Refuse more classes for a client than there are."""
+    """Refuse more classes per client than there are."""
     if k > num_classes:
         raise partition.impossible(f"k <= {num_classes}, the number of classes with examples", f"k={k}")

@@ -1,25 +1,27 @@
-"""The counts of FedCR's first setting: classes around a circle, equal sizes, one example at a time."""
+"""The class counts of FedCR's first setting: classes around a circle, equal sizes, one example at a time."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
 _MAX_TRIES = 20
-"""Tries, per example, to find one that another client can give away before the whole is given up."""
+"""Average number of tries per example to find one that another client can give away, before giving up."""
 
 
 def deal_cycle(sizes: list[int], k: int, clients: int, each: int, generator: np.random.Generator) -> np.ndarray | None:
-    """Return how many examples of its j-th class every client gets, (clients, k); None if it cannot be done.
+    """Return how many examples of its j-th class every client gets, (clients, k); None if no division is found.
 
-    Client i may have the classes (i + j) mod C, j < k. The client with fewest examples (a random one among equals)
-    gets one of its class of which it has fewest, among those with examples left; without any left, it takes
-    one of a shared class from a random other client, which then is the one to be served.
+    Client i may have the classes (i + j) mod C, j < k. The client with the fewest examples (a random one among equals)
+    gets an example from the class of which it has the fewest, among classes with examples left. If none is left, it
+    takes an example of a shared class from a random other client, which is served next.
 
     Args:
-        sizes: examples of each of the C classes.
+        sizes: number of examples of each of the C classes.
         k: classes of a client.
-        clients: how many clients.
-        each: examples that every client gets.
+        clients: number of clients.
+        each: number of examples that every client gets.
         generator: source of random numbers.
     """
     if not _can_be_met(sizes, k, clients, each):
@@ -38,9 +40,9 @@ def deal_cycle(sizes: list[int], k: int, clients: int, each: int, generator: np.
 
 
 def _can_be_met(sizes: list[int], k: int, clients: int, each: int) -> bool:
-    """Return whether there is any such division, by the largest flow from classes to clients.
+    """Return whether such a division exists, from the maximum flow from classes to clients.
 
-    Clients whose first class is the same are one node, since they may have the same classes.
+    Clients with the same first class are one node, since they may have the same classes.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import maximum_flow
@@ -50,7 +52,8 @@ def _can_be_met(sizes: list[int], k: int, clients: int, each: int) -> bool:
     members = (clients - 1 - groups) // num_classes + 1
     starts = np.repeat(groups, k)
     classes = (starts + np.tile(np.arange(k), len(groups))) % num_classes
-    source, sink = num_classes + len(groups), num_classes + len(groups) + 1
+    source = num_classes + len(groups)
+    sink = source + 1
     tails = np.concatenate([np.full(num_classes, source), classes, num_classes + groups])
     heads = np.concatenate([np.arange(num_classes), num_classes + starts, np.full(len(groups), sink)])
     capacities = np.concatenate([np.array(sizes), np.array(sizes)[classes], members * each])
@@ -59,7 +62,7 @@ def _can_be_met(sizes: list[int], k: int, clients: int, each: int) -> bool:
 
 
 class _Table:
-    """Who has how many so far. Clients that wait have fewest; all others have one more."""
+    """The counts so far. Waiting clients have the fewest examples; all others have one more."""
 
     def __init__(self, sizes: list[int], k: int, clients: int, tries: int, generator: np.random.Generator) -> None:
         self.left = list(sizes)
@@ -70,26 +73,29 @@ class _Table:
         self.random = generator.random
 
     def serve(self, client: int) -> None:
-        """Give a client one example, and whoever has to give one away for it another."""
+        """Give a client one example; a client that gives one away for it gets another."""
         while not self._take_unused(client):
-            victim = self._take_from_another(client)
-            if victim is None:
+            giver = self._take_from_another(client)
+            if giver is None:
                 return
-            if self.is_waiting[victim]:  # it has fewest of all now: it is served, and waits on
-                client = victim
+            if self.is_waiting[giver]:  # it now has the fewest of all: it is served next, and keeps waiting
+                client = giver
                 continue
-            self.is_waiting[victim] = True  # it is again among those with fewest, at a random place
+            self.is_waiting[giver] = True  # it has the fewest again, and waits at a random place
             place = int(self.random() * (len(self.waiting) + 1))
-            self.waiting.append(victim)
-            self.waiting[place], self.waiting[-1] = victim, self.waiting[place]
+            self.waiting.append(giver)
+            self.waiting[place], self.waiting[-1] = self.waiting[-1], self.waiting[place]
             return
 
     def _take_unused(self, client: int) -> bool:
-        """Give a client an unused example of the class of which it has fewest; False if there is none."""
-        own, num_classes = self.held[client], len(self.left)
+        """Give a client an unused example of the class of which it has the fewest; False if there is none."""
+        own = self.held[client]
+        num_classes = len(self.left)
         chosen = -1
         for slot, count in enumerate(own):
-            if self.left[(client + slot) % num_classes] and (chosen < 0 or count < own[chosen]):
+            if self.left[(client + slot) % num_classes] == 0:
+                continue
+            if chosen < 0 or count < own[chosen]:
                 chosen = slot
         if chosen < 0:
             return False
@@ -98,11 +104,13 @@ class _Table:
         return True
 
     def _take_from_another(self, client: int) -> int | None:
-        """Move one example of a shared class from a random other client; return it, None if no try is left."""
-        own, num_classes = self.held[client], len(self.left)
-        k, clients = len(own), len(self.held)
+        """Take an example of a shared class from a random other client; return that client, or None without success."""
+        own = self.held[client]
+        num_classes = len(self.left)
+        k = len(own)
+        clients = len(self.held)
         width = min(2 * k - 1, num_classes)  # clients that share a class start at most k - 1 places away
-        layers = -(-clients // num_classes)
+        layers = math.ceil(clients / num_classes)
         while self.tries_left:
             self.tries_left -= 1
             start = (client + int(self.random() * width) - (k - 1)) % num_classes

@@ -1,4 +1,4 @@
-"""What several partitions do: group examples, and hand them out."""
+"""Helpers of several partitions: group examples, and hand them out."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def hand_out(pools: list[np.ndarray], classes: np.ndarray, owners: np.ndarray, c
     """Give owner ``owners[i]`` the next unused position of the pool ``classes[i]``, for every i.
 
     Args:
-        pools: positions of each class, in the order they are used.
+        pools: positions of each class, in the order in which they are used.
         classes: (n,), index of the pool of each example that is handed out.
         owners: (n,), the client that gets it.
-        clients: how many clients.
+        clients: number of clients.
     """
     counts = np.bincount(classes, minlength=len(pools))
     given = np.empty(len(classes), dtype=np.int64)

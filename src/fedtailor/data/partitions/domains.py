@@ -19,8 +19,8 @@ from fedtailor.data.partitions.dirichlet import draw_shares
 class Natural(Partition):
     """One client per domain, writer or site, in their order.
 
-    With fewer clients than domains, the first ones are used and the examples of the others are not, as in pFedFDA's
-    experiment with the first 1000 writers (McLaughlin and Su 2024, NeurIPS).
+    With fewer clients than domains only the first domains are used, as in pFedFDA's experiment with the first 1000
+    writers (McLaughlin and Su 2024, NeurIPS).
     """
 
     name = "natural"
@@ -41,10 +41,10 @@ class Natural(Partition):
 
 @dataclass(frozen=True, kw_only=True)
 class Domains(Partition):
-    """Each domain is divided among ``per_domain`` clients of its own, by class as in ``dirichlet``.
+    """Each domain is divided among its own ``per_domain`` clients, by class as in ``dirichlet``.
 
-    Table 7 of pFedFDA (McLaughlin and Su 2024, NeurIPS): Digit-5, four clients for each of five domains. Clients come
-    in the order of the domains.
+    Table 7 of pFedFDA (McLaughlin and Su 2024, NeurIPS): Digit-5, four clients for each of five domains. Clients are in
+    the order of the domains.
     """
 
     name = "domains"
@@ -52,7 +52,7 @@ class Domains(Partition):
     per_domain: Annotated[int, Range(ge=1)] = 4
     """Clients of a domain."""
     alpha: Annotated[float, Range(gt=0)] = 0.5
-    """Concentration: the smaller, the more the clients of a domain differ."""
+    """Concentration: the clients of a domain differ more for smaller values."""
     min_size: Annotated[float, Range(ge=0)] = 10.0
     """Least number of examples of a client."""
 
@@ -83,9 +83,9 @@ class DomainLabels(Partition):
     """Every client has one random domain and ``k`` random labels of it.
 
     The feature skew of pFedVEM (Zhu et al. 2023, CVPR, appendix E.3): a data set is drawn for each client, five
-    labels in it, and random examples of these. How many examples is not stated there. Inferred here: the examples
-    of a label in a domain are cut at random places into a block for each client that drew both, as in
-    ``label_slices`` with cut points for each label. What nobody drew is not used.
+    labels in it, and random examples of these. The paper does not state the number of examples. Inferred here: the
+    examples of a label in a domain are cut at random places into one block per client that drew both, as in
+    ``label_slices`` with separate cut points for each label. Labels that no client drew are not used.
     """
 
     name = "domain_labels"
@@ -95,7 +95,7 @@ class DomainLabels(Partition):
     """Labels of a client."""
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
-        """Draw a domain and labels for each client, then cut what is wanted by several."""
+        """Draw a domain and labels for each client, then cut the examples of each label among its clients."""
         present, by_domain = _by_domain(self, annotations)
         cells = [positions_by_value(annotations.labels[positions]) for positions in by_domain]
         for domain, (labels, _) in zip(present, cells, strict=True):
@@ -118,5 +118,5 @@ class DomainLabels(Partition):
 def _by_domain(partition: Partition, annotations: Annotations) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the domains with examples, and the positions of each."""
     if annotations.domains is None:
-        raise partition.impossible("domains (writers or sites)", "none: the data set has no such notion")
+        raise partition.impossible("domains (writers or sites)", "a data set without them")
     return positions_by_value(annotations.domains)

@@ -1,4 +1,4 @@
-"""Examples dealt out at random in equal parts."""
+"""The IID partition: equal parts of all examples at random."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedtailor.data.partitions.base import Partition
 
 @dataclass(frozen=True, kw_only=True)
 class Iid(Partition):
-    """Examples dealt out at random; sizes differ by one at most."""
+    """Equal parts of all examples at random; sizes differ by at most one."""
 
     name = "iid"
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
-        """Cut one random order of all examples in equal parts."""
+        """Cut one random order of all examples into equal parts."""
         generator = np.random.RandomState(seed % 2**32)
         return np.array_split(generator.permutation(len(annotations.labels)), clients)

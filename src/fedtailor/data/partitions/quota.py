@@ -1,4 +1,4 @@
-"""Every client has the same number of examples, of classes drawn from its own Dirichlet prior."""
+"""The quota partition: every client has the same number of examples, with classes from its own Dirichlet prior."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedtailor.data.partitions.base import Partition
 from fedtailor.data.partitions.dealing import hand_out, positions_by_value
 
 _MAX_CELLS = 4_000_000
-"""Numbers held at once while classes are drawn: examples times classes."""
+"""Most numbers held at once while classes are drawn: examples times classes."""
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -21,24 +21,24 @@ _NEVER = np.iinfo(np.int64).max
 class DirichletQuota(Partition):
     """Every client has ``quota`` examples; their classes follow a prior drawn from a symmetric Dirichlet distribution.
 
-    The law is that of FedLDA (2023, FL@FM workshop at NeurIPS; volumes of 500 to 2000) and of FedCR's second setting
-    (Zhang et al. 2023, ICML; ``non-iid_2``: quota 0), not the random stream of their codes: an example at a time, a
-    client is chosen at random among those that are not full, and a class from its prior, drawn again while no example
-    of that class is left. The code of pFedFDA gives up after 1000 such drawings and starts anew with a quota
-    smaller by 50. Here drawing goes on, so that every client has exactly its quota; the clients filled last differ
-    from their priors as far as classes have run out.
+    The distribution is that of FedLDA (2023, FL@FM workshop at NeurIPS; volumes of 500 to 2000) and of FedCR's second
+    setting (Zhang et al. 2023, ICML; ``non-iid_2``: quota 0), but not the random stream of their code: one example at
+    a time, a client is chosen at random among those that are not full, and a class from its prior, drawn again while
+    no example of that class is left. The code of pFedFDA gives up after 1000 draws and starts again with a quota
+    smaller by 50. Here drawing continues, so that every client has exactly its quota; the clients filled last differ
+    from their priors as classes run out.
     """
 
     name = "dirichlet_quota"
     hands_out_all = False
 
     alpha: Annotated[float, Range(gt=0)]
-    """Concentration: the smaller, the fewer classes a client has."""
+    """Concentration: clients have fewer classes for smaller values."""
     quota: Annotated[int, Range(ge=0)] = 0
-    """Examples of a client; 0: all examples shared equally, what the number of clients does not divide is left over."""
+    """Examples of a client; 0: all examples are shared equally, and a remainder is left over."""
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
-        """Draw who is served when, then the classes, then hand out shuffled examples."""
+        """Draw the order in which clients are served, then the classes, then hand out shuffled examples."""
         rows = len(annotations.labels)
         quota = self.quota or rows // clients
         if quota * clients > rows:
@@ -53,17 +53,18 @@ class DirichletQuota(Partition):
 
 
 def draw_owners(clients: int, quota: int, generator: np.random.Generator) -> np.ndarray:
-    """Return clients in the order they are served, (clients * quota,): each time one of those not full.
+    """Return clients in the order in which they are served, (clients * quota,), each time one that is not full.
 
-    Drawing among all and leaving out who is full is the same law, and can be done for many at once.
+    To draw from all clients and drop those that are full gives the same distribution, and works for many at once.
     """
     needs = np.full(clients, quota)
     parts = []
-    while len(not_full := np.flatnonzero(needs)):
+    while needs.any():
+        not_full = np.flatnonzero(needs)
         block = generator.choice(not_full, needs.sum())
         order = np.argsort(block, kind="stable")
         counts = np.bincount(block, minlength=clients)
-        turns = np.empty_like(block)  # how often the same client occurred before
+        turns = np.empty_like(block)  # earlier occurrences of the same client
         turns[order] = np.arange(len(block)) - np.repeat(np.cumsum(counts) - counts, counts)
         parts.append(block[turns < needs[block]])
         needs = needs - np.minimum(counts, needs)
@@ -73,7 +74,7 @@ def draw_owners(clients: int, quota: int, generator: np.random.Generator) -> np.
 def draw_log_weights(alpha: float, shape: tuple[int, int], generator: np.random.Generator) -> np.ndarray:
     """Return logarithms of gamma variables with shape ``alpha``: normalized rows follow a Dirichlet distribution.
 
-    By G(alpha) = G(alpha + 1) U^(1 / alpha), so that a small alpha does not make all of a row zero.
+    They are computed as G(alpha) = G(alpha + 1) U^(1 / alpha), so that a small alpha does not make a whole row zero.
     """
     uniform = 1.0 - generator.random(shape)  # in (0, 1]
     with np.errstate(over="ignore"):
@@ -84,28 +85,31 @@ def draw_log_weights(alpha: float, shape: tuple[int, int], generator: np.random.
 def draw_classes(
     owners: np.ndarray, log_weights: np.ndarray, sizes: list[int], generator: np.random.Generator
 ) -> np.ndarray:
-    """Return the class of each example in the order of serving, (n,): from its owner's prior over classes not used up.
+    """Return the class of each example in the order of serving, (n,), from its owner's prior over the classes left.
 
-    All are drawn at once; then, for each class in the order in which they are used up, what drew it afterwards draws
-    again. An example that drew another class keeps it, which is the law of drawing until a class is left.
+    All classes are drawn at once. Then, for each class in the order in which they are used up, the examples that drew
+    it later draw again. Examples that drew another class keep it, which gives the same distribution as drawing until
+    a class with examples left is found.
 
     Args:
         owners: (n,), the client that gets each example.
         log_weights: (clients, classes), each row a prior up to a factor.
-        sizes: examples of each class, 1 or more each, n or more together.
+        sizes: number of examples of each class, at least 1 each and at least n together.
         generator: source of random numbers.
     """
     is_open = np.ones(len(sizes), dtype=bool)
     drawn = _choose(log_weights, owners, is_open, generator)
-    times = [np.flatnonzero(drawn == each) for each in range(len(sizes))]  # ascending, when each class is wanted
+    times = [np.flatnonzero(drawn == each) for each in range(len(sizes))]  # ascending, of the draws of each class
     ends = np.array([_end(*each) for each in zip(times, sizes, strict=True)])
     while ends.min() < _NEVER:
-        used_up, size = int(ends.argmin()), sizes[ends.argmin()]
-        is_open[used_up], ends[used_up] = False, _NEVER
-        late = times[used_up][size:]
+        used_up = int(ends.argmin())
+        is_open[used_up] = False
+        ends[used_up] = _NEVER
+        late = times[used_up][sizes[used_up] :]
         if not len(late):
             continue
-        drawn[late] = again = _choose(log_weights, owners[late], is_open, generator)
+        again = _choose(log_weights, owners[late], is_open, generator)
+        drawn[late] = again
         for each in np.unique(again).tolist():
             times[each] = np.sort(np.concatenate([times[each], late[again == each]]))
             ends[each] = _end(times[each], sizes[each])
@@ -113,7 +117,7 @@ def draw_classes(
 
 
 def _end(times: np.ndarray, size: int) -> int:
-    """Return when a class is used up."""
+    """Return the time at which a class is used up."""
     return int(times[size - 1]) if len(times) >= size else _NEVER
 
 

@@ -1,4 +1,4 @@
-"""Labels or subclasses of a client are drawn, and their examples cut at random places (pFedVEM)."""
+"""The partitions of pFedVEM: every client holds some labels or subclasses, whose examples are cut at random places."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fedtailor.data.partitions.dealing import positions_by_value
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSlices(Partition):
-    """Every client holds ``k`` labels; each label is cut at random places into a block per client that holds it.
+    """Every client holds ``k`` labels; each label is cut at random places into one block per client that holds it.
 
-    The label skew of pFedVEM (Zhu et al. 2023, CVPR, appendix A), as released: of every C / k clients, each gets
-    another part of the C labels, so that all labels are held by equally many; M clients hold a label of N examples,
-    which are shuffled and cut at M - 1 different points drawn uniformly from 1 to N - 1. Needs a k that divides C,
-    and clients that C / k divides. Where labels differ in size, shared cut points are those of the smallest, and
-    move in proportion in larger ones.
+    The label skew of pFedVEM (Zhu et al. 2023, CVPR, appendix A), as released: within each group of C / k clients,
+    every client gets a different part of the C labels, so that all labels are held by equally many clients. If M
+    clients hold a label of N examples, these are shuffled and cut at M - 1 different points drawn uniformly from 1 to
+    N - 1. ``k`` must divide C, and C / k the number of clients. If labels differ in size, shared cut points are drawn
+    for the smallest label and scaled for larger ones.
     """
 
     name = "label_slices"
@@ -30,8 +30,8 @@ class LabelSlices(Partition):
     k: Annotated[int, Range(ge=0)] = 0
     """Labels of a client; 0: half of them."""
     shared_cuts: bool = True
-    """One set of cut points for all labels, as released: clients of a group have equal sizes. Otherwise, as in the
-    text of the paper, cut points for each label."""
+    """One set of cut points for all labels, as released; otherwise separate cut points for each label, as in the text
+    of the paper."""
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
         """Permute the labels for each group of clients, then cut."""
@@ -53,24 +53,24 @@ class LabelSlices(Partition):
 class SubclassSlices(Partition):
     """Every client holds one random subclass of every label, cut at random places as in ``label_slices``.
 
-    The concept drift of pFedVEM (Zhu et al. 2023, CVPR, appendix A), as released: of every J clients, J the number
-    of subclasses of a label, each gets another subclass of every label. J is 5 for CIFAR-100 with 20 labels, 50 for
-    SUN397 with 3. Needs the same J for all labels, and clients that J divides.
+    The concept drift of pFedVEM (Zhu et al. 2023, CVPR, appendix A), as released: within each group of J clients, where
+    J is the number of subclasses of a label, every client gets a different subclass of every label. J is 5 for
+    CIFAR-100 with 20 labels, 50 for SUN397 with 3. J must be the same for all labels, and divide the number of clients.
     """
 
     name = "subclass_slices"
 
     homogeneous: bool = False
-    """Every client holds all subclasses (pFedVEM, Table 2): each is cut into a block for every client."""
+    """Every client holds all subclasses (pFedVEM, Table 2): each is cut into one block per client."""
     equal: bool = False
-    """Blocks of equal size, give or take one, in place of random cuts (pFedVEM, Table 3)."""
+    """Blocks whose sizes differ by at most one, instead of random cuts (pFedVEM, Table 3)."""
     shared_cuts: bool = True
-    """One set of cut points for all subclasses, as released; otherwise cut points for each."""
+    """One set of cut points for all subclasses, as released; otherwise separate cut points for each."""
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
         """Permute the subclasses within every label for each group of clients, then cut."""
         if annotations.subclasses is None:
-            raise self.impossible("subclasses", "none: the data set has labels only")
+            raise self.impossible("subclasses", "a data set without them")
         generator = np.random.default_rng([seed])
         present, pools = positions_by_value(annotations.subclasses)
         families = self._families(annotations.labels[[pool[0] for pool in pools]])
@@ -100,9 +100,9 @@ class SubclassSlices(Partition):
 
 
 def _deal(types: np.ndarray, blocks: int, group: int, generator: np.random.Generator) -> np.ndarray:
-    """Return who takes a block of each type, (blocks, types): in each group of clients, a random part each.
+    """Return the clients that take a block of each type, (blocks, types): a random part for each client of a group.
 
-    Clients of group g are g * ``group`` and the next ones; the first takes the first types of a random order.
+    The clients of group g are g * ``group`` and the following ones; the first takes the first types of a random order.
     """
     orders = generator.permuted(np.tile(types, (blocks, 1)), axis=1)
     members = np.arange(len(types)) // (len(types) // group)

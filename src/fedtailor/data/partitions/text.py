@@ -1,4 +1,4 @@
-"""Texts such as ``dirichlet(alpha=0.5)``: a name with named options, read strictly; nothing in them is run."""
+"""Parser of texts such as ``dirichlet(alpha=0.5)``: a name with named options. No code in them is run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parse_partition(text: str) -> Partition:
     """Read a partition such as ``dirichlet(alpha=0.5, min_size=10)``.
 
     Raises:
-        ConfigError: unknown name or option (with the nearest one), missing or wrong value.
+        ConfigError: a name or an option is unknown (the message gives the nearest one), or a value is missing or wrong.
 
     Example:
         >>> str(parse_partition("dirichlet(alpha=0.5)"))
@@ -40,17 +40,19 @@ def parse_partition(text: str) -> Partition:
 def read_expression(text: str, *, key: str, example: str = "name(option=1)") -> tuple[str, dict[str, Any]]:
     """Return the name and the options of a text ``name`` or ``name(option=value, ...)``.
 
-    Values are numbers, quoted texts, True and False. ``key`` and ``example`` are for the error.
+    Values are numbers, quoted texts, True and False. The error message shows ``key`` and ``example``.
 
     Raises:
-        ConfigError: a text of another form.
+        ConfigError: the text has another form.
 
     Example:
         >>> read_expression("cifar_s(clients=50, pairing='release')", key="data.shift")
         ('cifar_s', {'clients': 50, 'pairing': 'release'})
     """
+    if len(text) > _MAX_TEXT:
+        raise _unreadable(text, key, example)
     try:
-        node = _parse(text.strip()) if len(text) <= _MAX_TEXT else None
+        node = _parse(text.strip())
         if isinstance(node, ast.Name):
             return node.id, {}
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
@@ -63,11 +65,7 @@ def read_expression(text: str, *, key: str, example: str = "name(option=1)") -> 
 
 
 def _parse(text: str) -> ast.expr:
-    """Return the syntax tree, after hyphens in the name became underscores.
-
-    Raises:
-        SyntaxError: the text is no expression, or Python would warn of it.
-    """
+    """Return the syntax tree, after hyphens in the name became underscores; Python's warnings become SyntaxErrors."""
     name, parenthesis, options = text.partition("(")
     spelled = re.sub(r"(?<=[a-zA-Z0-9])-(?=[a-zA-Z])", "_", name)
     with warnings.catch_warnings():

@@ -78,7 +78,7 @@ def corruption_sheet(dataset: Dataset, *, seed: int, frost_folder: Path) -> Pict
     """
     from fedtailor.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
     from fedtailor.data.corruptions.pictures import load_frost
-    from fedtailor.data.shift import check_images
+    from fedtailor.data.corruptions.shift import check_images
 
     check_images(dataset)
     rows = _two_rows(dataset.y, seed)

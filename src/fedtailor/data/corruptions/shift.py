@@ -1,4 +1,4 @@
-"""Covariate shift: clients whose images are corrupted, each in its own way (CIFAR-S of pFedFDA)."""
+"""Covariate shift: the corruptions of the clients' images (CIFAR-S of pFedFDA)."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class Pair(NamedTuple):
 
 
 NEW_PAIRS = tuple(Pair(kind, 3) for kind in CORRUPTIONS)
-"""What is done to new clients where they are evaluated under every corruption."""
+"""The corruptions under which new clients are evaluated with ``new='all'``."""
 
 
 @dataclass(frozen=True)
 class CifarS:
-    """CIFAR-S (McLaughlin and Su 2024, NeurIPS, section 5.1): the first clients' images are corrupted, all of each.
+    """CIFAR-S (McLaughlin and Su 2024, NeurIPS, section 5.1): all images of the first clients are corrupted.
 
-    Client ``i`` gets, counting from 0, corruption ``i mod 10`` and severity ``i mod 5 + 1`` with the pairing
-    ``release``. These are ten pairs only, as 5 divides 10. With ``unique``, as the paper says, it gets corruption
-    ``i div 5``: 50 pairs, which start anew from client 50 on.
+    With the pairing ``release`` client ``i``, counted from 0, gets corruption ``i mod 10`` and severity ``i mod 5 +
+    1``. These are only ten pairs, since 5 divides 10. With ``unique``, as in the paper, it gets corruption ``i div 5``:
+    50 pairs, which repeat from client 50 on.
     """
 
     clients: Annotated[int, Range(ge=0)] = 50
-    """The first so many clients are corrupted."""
+    """Number of clients, from the first on, whose images are corrupted."""
     pairing: Literal["release", "unique"] = "release"
     new: Literal["clean", "all"] = "clean"
     """New clients: clean, or each evaluated clean and under every corruption at severity 3."""
@@ -62,7 +62,7 @@ def parse_shift(text: str) -> CifarS | None:
     """Read a shift such as ``cifar_s(clients=50, pairing='unique')``; empty: None.
 
     Raises:
-        ConfigError: unknown name or option (with the nearest one), or a wrong value.
+        ConfigError: a name or an option is unknown (the message gives the nearest one), or a value is wrong.
     """
     if not text.strip():
         return None
@@ -72,7 +72,7 @@ def parse_shift(text: str) -> CifarS | None:
 
 
 def pairs(shift: CifarS, num_known: int) -> list[Pair | None]:
-    """Return what is done to each client that takes part in training; None: nothing.
+    """Return the corruption of each client that is not new; None: its images stay clean.
 
     Raises:
         ConfigError: more clients are to be corrupted than there are.
@@ -86,10 +86,13 @@ def pairs(shift: CifarS, num_known: int) -> list[Pair | None]:
         raise ConfigError(
             f"cifar_s.clients must be {allowed}, got {shift.clients}.", key=KEY, allowed=allowed, got=shift.clients
         )
-    kinds, levels = list(CORRUPTIONS), len(SEVERITIES)
-    divisor = 1 if shift.pairing == "release" else levels
-    done = [Pair(kinds[i // divisor % len(kinds)], SEVERITIES[i % levels]) for i in range(shift.clients)]
-    return [*done, *[None] * (num_known - shift.clients)]
+    kinds = list(CORRUPTIONS)
+    divisor = 1 if shift.pairing == "release" else len(SEVERITIES)
+    found: list[Pair | None] = [None] * num_known
+    for client in range(shift.clients):
+        kind = kinds[client // divisor % len(kinds)]
+        found[client] = Pair(kind, SEVERITIES[client % len(SEVERITIES)])
+    return found
 
 
 def apply_shift(
@@ -103,34 +106,30 @@ def apply_shift(
 ) -> tuple[Dataset, list[np.ndarray]]:
     """Append corrupted copies of clients' examples to a data set.
 
-    An example that two clients have under the same pair is copied once. ``num_official_train`` stays, as it counts
-    among the published rows; copies, which come behind them, are neither official training nor test rows, so a data
-    set is divided among clients before it gets any.
+    An example that two clients have under the same pair is copied once. ``num_official_train`` stays, since it counts
+    published rows. Copies follow the published rows and are neither official training nor test examples, so a data set
+    must be divided among clients before it gets copies.
 
     Args:
         dataset: images as published.
         rows_by_client: each client's rows of the data set, (n,) each.
-        pairs: what is done to each client; None: nothing.
-        seed: of all that is random about corruptions.
-        frost_folder: where photographs of frost may be; the texture that is drawn otherwise is an approximation.
-        progress: called with the number of copies there are, and of all.
+        pairs: the corruption of each client; None: its images stay clean.
+        seed: seed of everything random in the corruptions.
+        frost_folder: folder for photographs of frost; without them a drawn texture approximates frost.
+        progress: called with the number of copies made so far, and of all.
 
     Returns:
         The data set with its copies, and for each client the rows of its copies, in the order of ``rows_by_client``.
 
     Raises:
-        DataError: not images of 8 bits, or a photograph of frost is missing or damaged.
+        DataError: the examples are not 8-bit images, or a photograph of frost is missing or damaged.
     """
     check_images(dataset)
-    used = {
-        pair: np.unique(
-            np.concatenate([rows for rows, other in zip(rows_by_client, pairs, strict=True) if other == pair])
-        )
-        for pair in dict.fromkeys(pair for pair in pairs if pair is not None)
-    }
+    used = _rows_by_pair(rows_by_client, pairs)
     if not used:
         return dataset, list(rows_by_client)
-    sources, notes = dict(dataset.sources), list(dataset.notes)
+    sources = dict(dataset.sources)
+    notes = list(dataset.notes)
     frost = _frost(used, frost_folder, sources, notes)
     x, first = _append(dataset, used, seed, frost, progress)
     origin = np.concatenate([np.arange(len(dataset.y)), *used.values()])
@@ -146,26 +145,38 @@ def apply_shift(
         sources=sources,
         notes=tuple(notes),
     )
-    moved = [
-        rows if pair is None else first[pair] + np.searchsorted(used[pair], rows)
-        for rows, pair in zip(rows_by_client, pairs, strict=True)
-    ]
+    moved = []
+    for rows, pair in zip(rows_by_client, pairs, strict=True):
+        if pair is None:
+            moved.append(rows)
+        else:
+            moved.append(first[pair] + np.searchsorted(used[pair], rows))
     return corrupted, moved
+
+
+def _rows_by_pair(rows_by_client: Sequence[np.ndarray], pairs: Sequence[Pair | None]) -> dict[Pair, np.ndarray]:
+    """Return the rows that are corrupted by each pair, sorted and without repetition."""
+    rows_of: dict[Pair, list[np.ndarray]] = {}
+    for rows, pair in zip(rows_by_client, pairs, strict=True):
+        if pair is not None:
+            rows_of.setdefault(pair, []).append(rows)
+    return {pair: np.unique(np.concatenate(found)) for pair, found in rows_of.items()}
 
 
 def _frost(
     used: Mapping[Pair, np.ndarray], folder: Path, sources: dict[str, str], notes: list[str]
 ) -> list[np.ndarray]:
-    """Return pictures of frost if they are used, and note what a reader of results should know of the corruptions."""
+    """Return pictures of frost if they are used, and add the notes on the corruptions."""
     kinds = {pair.kind for pair in used}
     if "motion_blur" in kinds:
         notes.append(MOTION_NOTE)
     if "frost" not in kinds:
         return []
     photographs = load_frost(folder, sources)
-    if not photographs:
-        notes.append(APPROXIMATE_NOTE)
-    return photographs or draw_frost()
+    if photographs:
+        return photographs
+    notes.append(APPROXIMATE_NOTE)
+    return draw_frost()
 
 
 def _append(
@@ -175,7 +186,7 @@ def _append(
     frost: Sequence[np.ndarray],
     progress: Callable[[int, int], None] | None,
 ) -> tuple[np.ndarray, dict[Pair, int]]:
-    """Return all images, the published ones first, and where the copies of each pair begin."""
+    """Return all images, the published ones first, and the first row of the copies of each pair."""
     total = sum(map(len, used.values()))
     x = np.empty((len(dataset.x) + total, *dataset.x.shape[1:]), np.uint8)
     x[: len(dataset.x)] = dataset.x
@@ -199,9 +210,9 @@ def check_images(dataset: Dataset) -> None:
     """Check that a data set has images that can be corrupted.
 
     Raises:
-        DataError: it has not.
+        DataError: it has other examples.
     """
-    allowed = "images of 8 bits, gray or RGB, with 255 for white"
+    allowed = "8-bit images, gray or RGB, with 255 for white"
     shape = dataset.x.shape
     if dataset.x.dtype != np.uint8 or len(shape) != 4 or shape[-1] not in (1, 3) or dataset.white != WHITE:
         got = f"examples of type {dataset.x.dtype} and shape {shape[1:]} with {dataset.white:g} for white"
