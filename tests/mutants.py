@@ -1,4 +1,4 @@
-"""Algorithms that are wrong in one way each, and what `check_algorithm` must say of them."""
+"""Algorithms that are wrong in one way each, and what `check_algorithm` must say about them."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -131,7 +131,8 @@ def unweighted_loss(task, params, context, batch, key):
 
 class OtherLoss(FedAvg):
     def local_update(self, task, download, state, data, key):
-        loss, model = partial(self.loss), download.shared.model
+        loss = partial(self.loss)
+        model = download.shared.model
         trained = train(task, loss, model, data=data.train, key=key, training=self.training)
         upload = {"model": Mean(trained.params, data.info.num_train)}
         return ClientUpdate(state, upload, trained.params, {"steps": trained.steps})

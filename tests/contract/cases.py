@@ -1,4 +1,4 @@
-"""What the contract holds for: every algorithm of the table, on every kind of model."""
+"""The cases of the contract: every algorithm of the table, on every kind of model."""
 
 import os
 from datetime import date
@@ -20,34 +20,38 @@ ALGORITHMS = {name: load_algorithm(name) for name in TABLE}
 
 
 class Exemption(NamedTuple):
-    """Why a check cannot hold for an algorithm, and until when that is accepted without another look."""
+    """Why a check cannot hold for an algorithm, and the day after which somebody must look again."""
 
     reason: str
     expires: date
 
 
 _ADAM = Exemption(
-    "Adam makes full steps of the rounding that is left of a gradient of 0: biases before batch normalization",
+    "Adam makes full steps of rounding errors in gradients that are 0: biases before batch normalization",
     date(2027, 6, 30),
 )
-_SLOW = Exemption("its rates are its own, for Adam: the few steps of the check move no weight far", date(2027, 6, 30))
+_SLOW = Exemption(
+    "it has learning rates of its own, for Adam: the few steps of the check barely change the weights",
+    date(2027, 6, 30),
+)
 EXEMPTIONS: dict[tuple[str, str], Exemption] = {
     **{("pfedbayes", f"{check}-module"): _ADAM for check in ("stacked", "regrouped", "padding_stacked")},
     ("pfedbayes", "new_clients_learn"): _SLOW,
 }
-"""(algorithm, check) or, for one kind of model alone, (algorithm, check-model); one whose check passes is an error."""
+"""(algorithm, check), or (algorithm, check-model) for one kind of model; an exemption whose check passes is wrong."""
 
 
 def cases(check, models=("mlp",)):
-    """Return the parameters of a check: algorithms and models, exempted ones expected to fail."""
+    """Return the parameters of a check: algorithms and models; those with an exemption are expected to fail."""
 
     def case(algorithm, model):
         exemption = EXEMPTIONS.get((algorithm, check)) or EXEMPTIONS.get((algorithm, f"{check}-{model}"))
         marks = [pytest.mark.xfail(strict=True, reason=exemption.reason)] if exemption else []
         return pytest.param(algorithm, model, marks=marks, id=f"{algorithm}-{model}")
 
-    names = [case(algorithm, model) for algorithm in ALGORITHMS for model in (TASKS if FULL else models)]
-    return pytest.mark.parametrize(("algorithm", "model"), names)
+    chosen = TASKS if FULL else models
+    parameters = [case(algorithm, model) for algorithm in ALGORITHMS for model in chosen]
+    return pytest.mark.parametrize(("algorithm", "model"), parameters)
 
 
 @cache
@@ -57,11 +61,11 @@ def small_federation(model):
 
 
 FEWER = {"pfedme": {"inner_steps": 2, "solve_batches": 3}}
-"""Options that make a slow method quick enough to be run some forty times."""
+"""Options that make a slow method fast enough to run about forty times."""
 
 
 def build(algorithm, **options):
-    """Return an algorithm, trained as the contract does."""
+    """Return an algorithm with the contract's training options."""
     return ALGORITHMS[algorithm](training=TRAINING, **{**FEWER.get(algorithm, {}), **options})
 
 

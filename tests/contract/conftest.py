@@ -1,4 +1,4 @@
-"""Every check of the contract runs in float64, and ``batched`` may not fall back to a loop unseen."""
+"""Every check of the contract runs in float64, and ``batched`` must not fall back to a loop."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def _exact(float64):
 
 @pytest.fixture(autouse=True)
 def _no_fallback(monkeypatch):
-    """Make a program that does not run under vmap fail, in place of running client by client."""
+    """Make a program that does not run under vmap fail, instead of running client by client."""
 
     def refuse(program, common, job):
         raise AssertionError("the program does not run stacked")

@@ -1,4 +1,4 @@
-"""`check_algorithm` finds nothing in sound algorithms, what is wrong in others, and leaves everything as it was."""
+"""`check_algorithm` finds nothing wrong in sound algorithms, finds what is wrong in others, and restores settings."""
 
 import inspect
 import random
@@ -18,7 +18,7 @@ from mutants import MUTANTS, Changed, Item, NoSteps, OtherLoss, indexing_loss
 from test_documentation import ROOT, blocks, own_algorithm
 
 SINGLE = set(MUTANTS) - {m for m in MUTANTS if m.__name__ in ("CountsRows", "OthersData", "RemembersTensors", "Stands")}
-"""Mutants of which one sentence is to be said; of the others there are two."""
+"""Mutants with exactly one sentence; the others have two."""
 
 
 EXAMPLES_NEED = """

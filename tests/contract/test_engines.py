@@ -1,4 +1,4 @@
-"""Every algorithm gives the same results however its clients are run."""
+"""Every algorithm gives the same results on every engine."""
 
 import pytest
 import torch
@@ -59,7 +59,9 @@ def test_order_of_the_cohort_does_not_matter(algorithm, model, engine):
 @pytest.mark.parametrize("engine", [Reference(), Batched(3)], ids=lambda engine: engine.name)
 @cases("seed")
 def test_same_seed_same_bits_other_seed_other_bits(algorithm, model, engine):
-    first, again, other = (run(build(algorithm), engine, small_federation(model), seed=seed) for seed in (3, 3, 4))
+    first = run(build(algorithm), engine, small_federation(model), seed=3)
+    again = run(build(algorithm), engine, small_federation(model), seed=3)
+    other = run(build(algorithm), engine, small_federation(model), seed=4)
     assert_same_runs(first, again)
     for client, personal in first.reports[-1].personal.items():
         pairs = zip(tree.leaves(personal), tree.leaves(other.reports[-1].personal[client]), strict=True)
@@ -77,14 +79,15 @@ def test_engines_report_the_same(algorithm, model):
 
 
 def test_scores_of_the_global_model_are_those_of_its_predictions():
-    record = oracle("fedavg", "mlp")
-    personal, score = scores_of(record, "personalized"), scores_of(record, "global")
-    for one, two in zip(personal, score, strict=True):
+    trace = oracle("fedavg", "mlp")
+    personalized = scores_of(trace, "personalized")
+    global_scores = scores_of(trace, "global")
+    for one, two in zip(personalized, global_scores, strict=True):
         assert_same_bits(one, two)
 
 
 def _headings(report):
-    """Return what a report's evaluations are of."""
+    """Return the descriptions of a report's evaluations."""
     return [(e.point, e.adaptation, e.clients, e.ids) for e in report.evaluations]
 
 
@@ -93,7 +96,8 @@ def test_recorded_steps_give_the_same_bits(algorithm, model, monkeypatch):
     monkeypatch.setattr(replay, "_OFTEN", 10**9)
     plain = run(build(algorithm), Workers(1), small_federation(model))
     monkeypatch.setattr(replay, "_OFTEN", 0)
-    replays, original = [], StepGraph.replay
+    replays = []
+    original = StepGraph.replay
     monkeypatch.setattr(StepGraph, "replay", lambda recording: replays.append(original(recording)))
     assert_same_runs(plain, run(build(algorithm), Workers(1), small_federation(model)))
     assert len(replays) > replay._TRIALS  # some were not trials

@@ -20,9 +20,9 @@ def test_beats_the_majority_class(algorithm, model):
     training = replace(TRAINING, epochs=3, lr=0.1, batch_size=10)
     one = replace(build(algorithm), training=training)
     rounds = 12 if model == "module" else 6
-    record = run(one, Reference(), separable, rounds=rounds, evaluate_every=0, personalized_every=0)
+    trace = run(one, Reference(), separable, rounds=rounds, evaluate_every=0, personalized_every=0)
     majority = sum(_majority(separable, client) for client in range(4)) / 4
-    assert accuracy(scores_of(record, "personalized")) > majority + 0.05  # 8 of 160 examples
+    assert accuracy(scores_of(trace, "personalized")) > majority + 0.05  # 8 of 160 examples
 
 
 def _majority(federation, client):
@@ -33,9 +33,9 @@ def _majority(federation, client):
 
 @cases("new_clients", models=("mlp", "module"))
 def test_new_clients_are_onboarded_and_personalized(algorithm, model):
-    record = oracle(algorithm, model)
-    found = {client: output for (round, client), output in record.of("personalize").items() if round == 2}
-    assert set(NEW) <= set(found) and not {client for _, client in record.of("train")} & set(NEW)
+    trace = oracle(algorithm, model)
+    found = {client: output for (round, client), output in trace.of("personalize").items() if round == 2}
+    assert set(NEW) <= set(found) and not {client for _, client in trace.of("train")} & set(NEW)
     for client in NEW:
         personal, numbers, scores = found[client]
         assert all(torch.isfinite(leaf).all() for leaf in tree.leaves((personal, numbers, scores)))
@@ -44,9 +44,10 @@ def test_new_clients_are_onboarded_and_personalized(algorithm, model):
 
 @cases("no_examples", models=("mlp", "module"))
 def test_clients_without_examples_do_not_train_but_are_personalized(algorithm, model):
-    record, empty = oracle(algorithm, model), 5
-    assert {client for _, client in record.of("train")} == {0, 1, 2, 3, 4, 6}
-    personal, _, scores = record.of("personalize")[2, empty]
+    trace = oracle(algorithm, model)
+    empty = 5
+    assert {client for _, client in trace.of("train")} == {0, 1, 2, 3, 4, 6}
+    personal, _, scores = trace.of("personalize")[2, empty]
     assert all(torch.isfinite(leaf).all() for leaf in tree.leaves((personal, scores)))
     skipped = {"kind": "skipped", "round": 1, "client": empty, "reason": "no training examples: does not train"}
-    assert record.reports[0].events == [skipped] and record.reports[1].events == []
+    assert trace.reports[0].events == [skipped] and trace.reports[1].events == []

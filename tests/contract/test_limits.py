@@ -22,21 +22,24 @@ ROUNDS = 3
 
 
 def close(first, second, tolerance=1e-12):
-    first, second = tree.paths(first), tree.paths(second)
-    assert list(first) == list(second)
-    return all(torch.allclose(leaf, second[path], rtol=0, atol=tolerance) for path, leaf in first.items())
+    leaves = tree.paths(first)
+    others = tree.paths(second)
+    assert list(leaves) == list(others)
+    return all(torch.allclose(leaf, others[path], rtol=0, atol=tolerance) for path, leaf in leaves.items())
 
 
 def final(algorithm, clients, *, rounds=ROUNDS, seed=3):
     """Return the personal models of the known clients after the last round."""
-    record = run(algorithm, Reference(), clients, rounds=rounds, seed=seed, evaluate_every=0, personalized_every=0)
-    return {client: record.reports[-1].personal[client] for client in clients.known}
+    trace = run(algorithm, Reference(), clients, rounds=rounds, seed=seed, evaluate_every=0, personalized_every=0)
+    return {client: trace.reports[-1].personal[client] for client in clients.known}
 
 
 def torch_rounds(clients, training, *, seed=3):
     """Train a module on the only client of a federation, round after round with a new optimizer."""
     params = clients.common_task.model.init(new_key(seed).common("model"))
-    x, y = (table[clients.splits[0].train] for table in (clients.x, clients.y))
+    positions = clients.splits[0].train
+    x = clients.x[positions]
+    y = clients.y[positions]
     for round in range(1, ROUNDS + 1):
         words = SharedInputs(x, y, UNSCALED, torch.tensor(seed), torch.tensor(round), ())
         key = client_key(words, client_inputs(clients, 0, (), ()), "train")
@@ -69,14 +72,19 @@ def test_fedavg_ft_without_epochs_is_fedavg():
 
 
 def test_fedavg_ft_of_the_head_leaves_the_body_as_it_is():
-    head, none = (
-        final(build("fedavg_ft", finetune="head", finetune_epochs=n), small_federation("mlp")) for n in (2, 0)
-    )
-    for client, info in ((client, small_federation("mlp").info(client)) for client in small_federation("mlp").known):
-        body, other = ({n: p for n, p in m[client].model.items() if n.startswith("hidden")} for m in (head, none))
-        assert_same_bits(body, other)
-        moved = not torch.equal(head[client].model["head.weight"], none[client].model["head.weight"])
-        assert moved == (info.num_train > 0)
+    clients = small_federation("mlp")
+    tuned = final(build("fedavg_ft", finetune="head", finetune_epochs=2), clients)
+    untuned = final(build("fedavg_ft", finetune="head", finetune_epochs=0), clients)
+    for client in clients.known:
+        model = tuned[client].model
+        other = untuned[client].model
+        assert_same_bits(body_of(model), body_of(other))
+        moved = not torch.equal(model["head.weight"], other["head.weight"])
+        assert moved == (clients.info(client).num_train > 0)
+
+
+def body_of(model):
+    return {name: value for name, value in model.items() if name.startswith("hidden")}
 
 
 def test_exemptions_have_a_reason_and_are_looked_at_again():

@@ -8,6 +8,7 @@ import torch
 from contract.cases import ALGORITHMS, build, cases, oracle, small_federation
 from contract.test_any_federation import VARIANTS
 from fedtailor.core import tree
+from fedtailor.core.adaptation import describe
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.federation import Cohort
 from fedtailor.core.message import Each, Mean, Sum
@@ -45,12 +46,12 @@ def test_uploads_are_those_declared(algorithm, model):
 @cases("bytes")
 def test_bytes_are_those_of_the_leaves(algorithm, model):
     declared = build(algorithm).messages(small_federation(model).common_task)
-    record = oracle(algorithm, model)
-    for report in record.reports:
+    trace = oracle(algorithm, model)
+    for report in trace.reports:
         count = 0
         for client in report.cohort:
             weights = {}
-            for name, entry in record.of("train")[report.round, client][1].items():
+            for name, entry in trace.of("train")[report.round, client][1].items():
                 field = declared[name]
                 mask = entry.weight if isinstance(entry, Mean) else getattr(entry, "rows", ())
                 rows = 1 if isinstance(mask, tuple) else mask.count_nonzero() / mask.numel()
@@ -79,7 +80,9 @@ def test_gradient_steps_are_reported(algorithm, model):
 
 @cases("downloads", models=("mlp", "module"))
 def test_downloads_are_those_declared(algorithm, model):
-    task, info, key = small_federation(model).common_task, small_federation(model).info(0), new_key(0)
+    task = small_federation(model).common_task
+    info = small_federation(model).info(0)
+    key = new_key(0)
     for options in ({}, *VARIANTS.get(algorithm, [])):
         one = build(algorithm, **options)
         fields = [field for field in one.messages(task).values() if field.down]
@@ -93,13 +96,17 @@ def test_downloads_are_those_declared(algorithm, model):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_steps_of_new_clients_count_what_onboarding_says(algorithm, model="module"):
-    """Steps before and of the personalization are told apart by what diagnostics say of the personal model alone."""
-    one, task, record = build(algorithm), small_federation(model).common_task, oracle(algorithm, model)
-    for (_, client), (personal, numbers, _) in record.of("personalize").items():
+    """Diagnostics of the personal model alone separate the steps of personalization from those of onboarding."""
+    one = build(algorithm)
+    task = small_federation(model).common_task
+    trace = oracle(algorithm, model)
+    onboards = describe(one.onboarding) != "none"
+    for (_, client), (personal, numbers, _) in trace.of("personalize").items():
         if client in small_federation(model).new:
             steps = numbers["steps"] - one.diagnostics(task, personal).get("steps", 0)
-            assert (steps > 0) == (one.onboarding != "none" and client == 7), "client 8 has no examples"
-    last, sums = record.reports[-1], {}
+            assert (steps > 0) == (onboards and client == 7), "client 8 has no examples"
+    last = trace.reports[-1]
+    sums = {}
     for evaluation in last.evaluations:
         if evaluation.point == "personalized":
             sums[evaluation.clients] = sum(evaluation.diagnostics.get("steps", {}).values())
@@ -136,10 +143,13 @@ def test_inputs_are_not_modified(algorithm, model, engine):
 
 @cases("broadcast")
 def test_broadcast_is_a_tree_and_pure(algorithm, model):
-    one, task = build(algorithm), small_federation(model).common_task
+    one = build(algorithm)
+    task = small_federation(model).common_task
     server = one.init_server(task, new_key(0))
     before = tree.map(torch.clone, server)
-    first, again = (one.broadcast(server, Cohort(torch.arange(3), 7, 1, 2)) for _ in range(2))
+    cohort = Cohort(torch.arange(3), 7, 1, 2)
+    first = one.broadcast(server, cohort)
+    again = one.broadcast(server, cohort)
     assert_same_bits(first, again)
     assert_same_bits(before, server)
 
@@ -148,8 +158,9 @@ def test_broadcast_is_a_tree_and_pure(algorithm, model):
 def test_says_what_it_is(cls):
     one = cls()
     assert isinstance(one, Algorithm) and one.trains in ("cohort", "all")
-    assert not any("; " in words or "new client" in words for words in (one.adaptation, one.onboarding))
-    assert one.onboarding == "none" or cls.onboard is not Algorithm.onboard
+    for words in (describe(one.adaptation), describe(one.onboarding)):
+        assert words and "; " not in words and "new client" not in words
+    assert describe(one.onboarding) == "none" or cls.onboard is not Algorithm.onboard
     assert "reference" in cls.presets and cls() == cls.from_preset("reference") and hash(one) == hash(cls())
     for preset in cls.presets:
         cls.from_preset(preset)

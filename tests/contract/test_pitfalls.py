@@ -63,7 +63,8 @@ def test_clients_with_less_than_a_batch_train(algorithm, model):
 @cases("buffers", models=("module",))
 def test_running_statistics_travel_with_the_layers_they_belong_to(algorithm, model):
     """Sending only what has a gradient leaves batch normalization with the statistics of nobody."""
-    one, task = build(algorithm), small_federation(model).common_task
+    one = build(algorithm)
+    task = small_federation(model).common_task
     models = [field for field in one.messages(task).values() if field.kind == "model"]
     sent = {path.rsplit("/", 1)[-1] for field in models for path in field.leaf_shapes()}
     kept = {
@@ -88,12 +89,12 @@ def test_running_statistics_follow_the_training_passes(algorithm, model):
 
 
 def test_buffers_are_averaged():
-    record = oracle("fedavg", "module")
-    uploads = [output[1]["model"] for (round, _), output in record.of("train").items() if round == 2]
+    trace = oracle("fedavg", "module")
+    uploads = [output[1]["model"] for (round, _), output in trace.of("train").items() if round == 2]
     total = sum(entry.weight for entry in uploads)
     name = next(iter(small_federation("module").common_task.names("buffer")))
     expected = sum(entry.weight * entry.value[name] for entry in uploads) / total
-    assert torch.allclose(record.reports[-1].personal[0][name], expected, rtol=0, atol=1e-12)
+    assert torch.allclose(trace.reports[-1].personal[0][name], expected, rtol=0, atol=1e-12)
 
 
 def test_the_result_is_that_of_the_last_round(tmp_path, monkeypatch):
@@ -122,8 +123,8 @@ def test_the_result_is_that_of_the_last_round(tmp_path, monkeypatch):
 def test_everybody_is_evaluated_after_aggregation(algorithm, model):
     """Tables of the sampled clients, before or after their training, are no personalized accuracy."""
     plan = Planned(cohorts={1: [3], 2: [6]})
-    record = run(build(algorithm), Reference(), small_federation(model), participation=plan)
-    for report in record.reports:
+    trace = run(build(algorithm), Reference(), small_federation(model), participation=plan)
+    for report in trace.reports:
         found = {e.point: e.ids for e in report.evaluations if e.clients == "known" and e.test_set == "clients"}
         assert found["personalized"] == list(small_federation(model).known)
         assert set(found.get("local", [])) <= {0, 1, 2, 3, 4, 6}
@@ -132,23 +133,23 @@ def test_everybody_is_evaluated_after_aggregation(algorithm, model):
 
 def test_a_client_that_was_not_drawn_gets_the_new_body():
     plan = Planned(cohorts={1: [3], 2: [6]})
-    record = run(build("fedper"), Reference(), small_federation("mlp"), participation=plan)
-    sent = record.of("train")[2, 6][1]["body"].value
+    trace = run(build("fedper"), Reference(), small_federation("mlp"), participation=plan)
+    sent = trace.of("train")[2, 6][1]["body"].value
     for name, value in sent.items():
-        assert torch.allclose(record.reports[-1].personal[4].model[name], value, rtol=0, atol=1e-15)
+        assert torch.allclose(trace.reports[-1].personal[4].model[name], value, rtol=0, atol=1e-15)
 
 
 @cases("global_random_state")
 def test_results_do_not_depend_on_random_state_elsewhere(algorithm, model):
     """Seeding PyTorch alone leaves the sampling of clients, and other libraries, to chance."""
-    records = []
+    traces = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
-        records.append(run(build(algorithm), Reference(), small_federation(model)))
-    assert [report.cohort for report in records[0].reports] == [report.cohort for report in records[1].reports]
-    assert_same_bits(records[0].numbers(), records[1].numbers())
+        traces.append(run(build(algorithm), Reference(), small_federation(model)))
+    assert [report.cohort for report in traces[0].reports] == [report.cohort for report in traces[1].reports]
+    assert_same_bits(traces[0].numbers(), traces[1].numbers())
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -168,22 +169,22 @@ def test_new_clients_get_a_model_that_was_trained(algorithm, model):
     """One generic fine-tuning for all methods evaluates, for some, a model that nothing trained."""
     separable = federation(perceptron(), (24, 36, 30, 40), (30, 24), distance=3.0, test_size=40)
     one = replace(build(algorithm), training=replace(TRAINING, epochs=5, lr=0.1, batch_size=5))
-    record = run(one, Reference(), separable, rounds=8, evaluate_every=0, personalized_every=0)
+    trace = run(one, Reference(), separable, rounds=8, evaluate_every=0, personalized_every=0)
     majority = [
         float((separable.test(client).labels() == separable.info(client).class_counts.argmax()).double().mean())
         for client in separable.new
     ]
-    assert accuracy(scores_of(record, "personalized", "new")) > sum(majority) / 2 + 0.05
+    assert accuracy(scores_of(trace, "personalized", "new")) > sum(majority) / 2 + 0.05
 
 
 @cases("test_data")
 def test_nothing_depends_on_test_data(algorithm, model):
     """Choosing epochs, clusters or variants on test data makes any method look better."""
-    straight, changed = small_federation(model), small_federation(model)
-    y = changed.y.clone()
-    for split in changed.splits:
-        y[split.test] = (y[split.test] + 1) % changed.common_task.num_classes
-    found = run(build(algorithm), Reference(), replace(straight, y=y))
+    clients = small_federation(model)
+    y = clients.y.clone()
+    for split in clients.splits:
+        y[split.test] = (y[split.test] + 1) % clients.common_task.num_classes
+    found = run(build(algorithm), Reference(), replace(clients, y=y))
     expected = oracle(algorithm, model)
     for round_client, output in expected.of("train").items():
         assert_same_bits(found.of("train")[round_client][:3], output[:3])

@@ -11,7 +11,8 @@ from fedtailor.core.rng import new_key
 from fedtailor.models.fedcr import fedcr_cnn, fedcr_mlp
 from fedtailor.statistics.bottleneck import GaussianModel
 
-GRAY, COLOR = (1, 28, 28), (3, 32, 32)
+GRAY = (1, 28, 28)
+COLOR = (3, 32, 32)
 RELEASED = {"channels1": 4, "channels2": 12}
 
 
@@ -71,13 +72,15 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_outputs_and_gradients_equal_the_papers_network(name, float64):
     function, shape, options, layers = NETWORKS[name]
-    model, network = function(shape, 10, **options), nn.Sequential(*layers())
+    model = function(shape, 10, **options)
+    network = nn.Sequential(*layers())
     names = list(model.groups)
     params = {key: value.detach().clone().requires_grad_() for key, value in zip(names, network.parameters())}
     assert [tuple(value.shape) for value in params.values()] == list(model.shapes.values())
     x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     z, buffers = model.features(params, x, weight=torch.ones(2), key=new_key(0), training=True)
-    logits, expected = model.head(params, z), network(x)
+    logits = model.head(params, z)
+    expected = network(x)
     assert z.shape == (2, 1024) and buffers == {}
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-13)
     logits.square().sum().backward()

@@ -1,4 +1,4 @@
-"""Modules whose own weights matter: kept when asked, whatever the seed, and out of reach of a run."""
+"""Modules with weights that matter: kept on request, for every seed, and never changed by a run."""
 
 import copy
 import pickle
@@ -24,17 +24,19 @@ def wrapped(module, **options):
 
 def test_given_weights_are_kept_for_every_seed(float64):
     module = trained()
-    model, before = wrapped(module, init="given"), copy.deepcopy(module.state_dict())
+    model = wrapped(module, init="given")
+    before = copy.deepcopy(module.state_dict())
     for seed in (0, 1):
         params = model.init(new_key(seed))
         assert set(params) == set(before) and params["1.running_mean"].abs().min() > 0
         assert all(torch.equal(value, before[name].to(value.dtype)) for name, value in params.items())
-        params["0.weight"].zero_()  # a run may change its start: neither the model nor the module sees it
+        params["0.weight"].zero_()  # a run may change its initial parameters: the model and the module do not change
     assert torch.equal(module[0].weight, before["0.weight"])
 
 
 def test_weights_are_reset_by_default():
-    first, second = (wrapped(trained()).init(new_key(seed)) for seed in (0, 1))
+    first = wrapped(trained()).init(new_key(0))
+    second = wrapped(trained()).init(new_key(1))
     assert not torch.equal(first["0.weight"], second["0.weight"])
     assert first["0.weight"].unique().numel() > 1 and torch.equal(first["1.running_mean"], torch.zeros(6))
 

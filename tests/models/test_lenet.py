@@ -23,7 +23,8 @@ def lenet_network(pixels=32):
 
 def cnn6_network(pixels=32):
     """Return the network of CIFAR-100 and SUN397."""
-    layers, inputs = [], 3
+    layers = []
+    inputs = 3
     for channels in (32, 64, 128, 256, 100):
         layers += [nn.Conv2d(inputs, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2, 2, padding=1)]
         inputs = channels
@@ -55,7 +56,8 @@ def test_outputs_and_gradients_equal_the_papers_network(name, pixels, float64):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_batch_of_one_gives_the_row_of_a_larger_batch(name, float64):
-    model, x = build_model(name, (3, 32, 32), 10), images(3, (3, 32, 32))
+    model = build_model(name, (3, 32, 32), 10)
+    x = images(3, (3, 32, 32))
     params = model.init(new_key(0))
     torch.testing.assert_close(run(model, params, x[:1])[0], run(model, params, x)[0][:1], rtol=0, atol=1e-12)
 

@@ -85,7 +85,8 @@ def test_evaluation_equals_the_module(float64):
 
 def test_the_users_module_is_left_alone():
     module = Network(rate=0.5).train()
-    before, modules = copy.deepcopy(module.state_dict()), list(module.modules())
+    before = copy.deepcopy(module.state_dict())
+    modules = list(module.modules())
     generator = torch.get_rng_state()
     model = wrapped(module)
     params = model.init(new_key(0))
@@ -96,7 +97,8 @@ def test_the_users_module_is_left_alone():
 
 
 def test_parameters_fit_the_users_module(float64):
-    model, module = wrapped(Network()), Network().eval()
+    model = wrapped(Network())
+    module = Network().eval()
     params = model.init(new_key(4))
     module.load_state_dict(params)
     z, _ = features(model, params, inputs(3), training=False)
@@ -105,7 +107,9 @@ def test_parameters_fit_the_users_module(float64):
 
 def test_initialization_is_keyed_and_the_layers_own():
     model = wrapped(Network())
-    first, again, other = (model.init(new_key(seed)) for seed in (0, 0, 1))
+    first = model.init(new_key(0))
+    again = model.init(new_key(0))
+    other = model.init(new_key(1))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["conv.weight"], other["conv.weight"])
     assert 0.9 / 27**0.5 < first["conv.weight"].abs().max() <= 1 / 27**0.5
@@ -158,7 +162,8 @@ def test_frozen_parameters_and_other_buffers_are_constants(float64):
     module = Pieces()
     model = wrapped(module, input_shape=(4,), head="out")
     assert list(model.groups) == ["first.weight", "first.bias", "out.weight"]
-    params, x = model.init(new_key(0)), torch.randn(3, 4)
+    params = model.init(new_key(0))
+    x = torch.randn(3, 4)
     module.load_state_dict({**params, "second.weight": params["first.weight"]}, strict=False)
     module.first.bias.data.copy_(params["first.bias"])
     logits = model.head(params, features(model, params, x, training=False)[0])
@@ -179,7 +184,9 @@ def test_lazy_layers_take_their_shapes():
 
 def test_gradients_equal_the_modules(float64):
     module = Network().train()
-    model, x, y = wrapped(module), inputs(6), torch.arange(6) % 5
+    model = wrapped(module)
+    x = inputs(6)
+    y = torch.arange(6) % 5
     params = model.values()
     trained = {name: value for name, value in params.items() if model.groups[name] != "buffer"}
 
@@ -226,7 +233,8 @@ def test_stacked_clients_equal_a_loop(momentum, float64):
 def test_training_a_stack_of_uneven_clients_equals_one_by_one(float64):
     model = wrapped(Network(rate=0.3))
     task = Task(model, 5, SHAPE)
-    x, y = inputs(20).contiguous(memory_format=torch.channels_last), torch.arange(20) % 5
+    x = inputs(20).contiguous(memory_format=torch.channels_last)
+    y = torch.arange(20) % 5
     index = torch.arange(20).view(2, 10)
     weight = torch.ones(2, 10)
     weight[1, 3:] = 0  # batches of 3 rows beside batches of 4
@@ -248,7 +256,8 @@ def test_training_a_stack_of_uneven_clients_equals_one_by_one(float64):
 
 def test_the_first_call_of_a_thread_may_be_within_transforms(float64):
     model = wrapped(Pieces(), input_shape=(4,))  # its constants must not be caught by the transform
-    params, x = model.init(new_key(0)), torch.randn(3, 2, 4)
+    params = model.init(new_key(0))
+    x = torch.randn(3, 2, 4)
 
     def loss(params, x):
         return features(model, params, x)[0].sum() + sum(value.sum() for value in model.init(new_key(0)).values())
@@ -258,7 +267,9 @@ def test_the_first_call_of_a_thread_may_be_within_transforms(float64):
         single.extend(torch.func.grad(loss)(params, x[client]) for client in range(3))
         plain.append(features(model, params, x[0])[0])
 
-    batched, single, plain = [], [], []
+    batched = []
+    single = []
+    plain = []
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
@@ -272,7 +283,8 @@ def test_threads_with_different_parameters_do_not_meet():
     model = wrapped(Network(rate=0.3))
     clients = [model.init(new_key(0, client=client)) for client in range(2)]
     expected = [[features(model, p, inputs(4, step), training=bool(step % 2)) for step in range(2)] for p in clients]
-    start, wrong = threading.Barrier(2), []
+    start = threading.Barrier(2)
+    wrong = []
 
     def work(client):
         start.wait()

@@ -215,6 +215,7 @@ def test_inputs_and_outputs_that_do_not_fit_are_refused():
 
 
 def test_a_refusal_leaves_no_trace():
-    module, state = Net(nn.RReLU()), torch.get_rng_state()
+    module = Net(nn.RReLU())
+    state = torch.get_rng_state()
     refused(module)
     assert torch.equal(torch.get_rng_state(), state) and module.training

@@ -20,11 +20,13 @@ class PerGroup(nn.Module):
 
     def __init__(self, channels):
         super().__init__()
-        self.scale, self.shift = (nn.Parameter(torch.full((channels // 32,), value)) for value in (1.0, 0.0))
+        self.scale = nn.Parameter(torch.ones(channels // 32))
+        self.shift = nn.Parameter(torch.zeros(channels // 32))
         self.normalize = nn.GroupNorm(channels // 32, channels, affine=False)
 
     def forward(self, x):
-        scale, shift = (value.repeat_interleave(32).view(1, -1, 1, 1) for value in (self.scale, self.shift))
+        scale = self.scale.repeat_interleave(32).view(1, -1, 1, 1)
+        shift = self.shift.repeat_interleave(32).view(1, -1, 1, 1)
         return self.normalize(x) * scale + shift
 
 
@@ -83,7 +85,8 @@ def test_a_group_is_normalized_by_itself():
 
 
 def test_a_batch_of_one_gives_the_row_of_a_larger_batch():
-    model, x = build_model("resnet18_gn", (3, 32, 32), 10), images(3, (3, 32, 32))
+    model = build_model("resnet18_gn", (3, 32, 32), 10)
+    x = images(3, (3, 32, 32))
     params = model.init(new_key(0))
     torch.testing.assert_close(run(model, params, x[:1])[0], run(model, params, x)[0][:1], rtol=1e-4, atol=1e-4)
 
@@ -116,7 +119,9 @@ def test_initialization_is_he_normal_by_fan_out_with_pytorchs_head():
 
 def test_initialization_depends_on_the_key_alone():
     model = build_model("resnet18_gn", (1, 8, 8), 3)
-    first, again, other = (model.init(new_key(seed)) for seed in (0, 0, 1))
+    first = model.init(new_key(0))
+    again = model.init(new_key(0))
+    other = model.init(new_key(1))
     for name in set(first) - model.norm:
         assert torch.equal(first[name], again[name]) and not torch.equal(first[name], other[name])
 

@@ -73,7 +73,8 @@ def test_a_single_value_per_channel_gives_finite_numbers_and_keeps_the_variance(
         module.train()(example_rows(1, shape, 0))
     model = from_module(module, input_shape=shape, num_classes=3)
     params = {**model.init(new_key(0)), "0.bias": torch.full((6,), 0.5)}
-    x, weight = example_rows(3, shape, 0), torch.tensor([0.0, 1.0, 0.0])
+    x = example_rows(3, shape, 0)
+    weight = torch.tensor([0.0, 1.0, 0.0])
 
     def loss(params):
         z, after = run(model, params, x, weight)
@@ -90,7 +91,8 @@ def test_a_batch_norm_used_twice_tracks_twice(float64):
     norm = nn.BatchNorm1d(4)
     module = nn.Sequential(norm, nn.Linear(4, 4), norm, nn.Linear(4, 3))
     model = from_module(module, input_shape=(4,), num_classes=3)
-    params, x = model.values(), example_rows(6, (4,), 0)
+    params = model.values()
+    x = example_rows(6, (4,), 0)
     expected = module.train()(x)
     z, after = run(model, params, x)
     torch.testing.assert_close(model.head(params, z), expected, rtol=0, atol=1e-12)
@@ -114,7 +116,8 @@ class Tokens(nn.Module):
 def test_rows_folded_into_the_batch_follow_the_weight_of_their_example(float64):
     module = Tokens()
     model = from_module(module, input_shape=(2, 4), num_classes=3)
-    params, x = model.values(), example_rows(5, (2, 4), 0)
+    params = model.values()
+    x = example_rows(5, (2, 4), 0)
     expected = module.train()(x[:3])
     z, after = run(model, params, x, torch.tensor([1.0, 1, 1, 0, 0]))
     torch.testing.assert_close(model.head(params, z[:3]), expected, rtol=0, atol=1e-12)
@@ -132,9 +135,11 @@ def dropped(kind, rate, shape):
 
 @pytest.mark.parametrize("kind", list(DROPOUTS), ids=lambda kind: kind.__name__)
 def test_dropout_is_keyed_has_its_rate_and_drops_what_it_should(kind):
-    shape, rate = DROPOUTS[kind], 0.3
+    shape = DROPOUTS[kind]
+    rate = 0.3
     model = dropped(kind, rate, shape)
-    params, x = model.init(new_key(0)), torch.ones(4, *shape)
+    params = model.init(new_key(0))
+    x = torch.ones(4, *shape)
     z, _ = run(model, params, x, key=new_key(0))
     assert torch.equal(z, run(model, params, x, key=new_key(0))[0])
     assert not torch.equal(z, run(model, params, x, key=new_key(0, client=1))[0])
@@ -152,7 +157,8 @@ def test_dropout_is_keyed_has_its_rate_and_drops_what_it_should(kind):
 
 def test_padding_rows_do_not_change_what_is_dropped():
     model = dropped(nn.Dropout2d, 0.5, (8, 2, 2))
-    params, x = model.init(new_key(0)), torch.ones(5, 8, 2, 2)
+    params = model.init(new_key(0))
+    x = torch.ones(5, 8, 2, 2)
     weight = torch.tensor([1.0, 1, 1, 0, 0])
     assert torch.equal(run(model, params, x, weight)[0][:3], run(model, params, x[:3])[0])
 

@@ -23,7 +23,7 @@ class Shuffled:
         self.engine = engine
 
     def begin_run(self) -> None:
-        """Begin a run of the engine that does the work."""
+        """Begin a run of the other engine."""
         self.engine.begin_run()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
@@ -47,7 +47,7 @@ class Padded:
         self.engine = engine
 
     def begin_run(self) -> None:
-        """Begin a run of the engine that does the work."""
+        """Begin a run of the other engine."""
         self.engine.begin_run()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
@@ -84,7 +84,7 @@ class Guarding:
         self.engine = engine
 
     def begin_run(self) -> None:
-        """Begin a run of the engine that does the work."""
+        """Begin a run of the other engine."""
         self.engine.begin_run()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:

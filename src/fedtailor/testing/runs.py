@@ -87,7 +87,7 @@ class TracingEngine:
         self.trace = Trace()
 
     def begin_run(self) -> None:
-        """Begin a run of the engine that does the work."""
+        """Begin a run of the other engine."""
         self.engine.begin_run()
 
     def map(self, program: Any, common: Any, jobs: Any) -> list[Any]:

@@ -29,20 +29,17 @@ def check_steps(case: Case) -> str | None:
 
 def check_adaptation(case: Case) -> str | None:
     """What personalize and onboard do with a client's data is declared, and onboarding counts its steps."""
+    algorithm = case.algorithm
     steps = case.spied.observed.steps
+    hint = 'override the property, for example with [FineTuning("head", epochs=5)]; tables of results show it'
     personalizing = max((taken for _, taken in steps["personalize"]), default=0)
-    if personalizing > 0 and describe(case.algorithm.adaptation) == "none":
-        return (
-            f"personalize trains on a client's data ({personalizing} steps), but adaptation is empty: override the "
-            'property, for example with [FineTuning("head", epochs=5)]; tables of results show it.'
-        )
+    if personalizing > 0 and describe(algorithm.adaptation) == "none":
+        return f"personalize trains on a client's data ({personalizing} steps), but adaptation is empty: {hint}."
     reported = max((count for count, _ in steps["onboard"]), default=0)
     taken = max((count for _, count in steps["onboard"]), default=0)
-    if max(reported, taken) > 0 and describe(case.algorithm.onboarding) == "none":
-        return (
-            f"onboard trains on a client's data ({max(reported, taken):g} steps), but onboarding is empty: override "
-            'the property, for example with [FineTuning("head", epochs=5)]; tables of results show it.'
-        )
+    onboarding = max(reported, taken)
+    if onboarding > 0 and describe(algorithm.onboarding) == "none":
+        return f"onboard trains on a client's data ({onboarding:g} steps), but onboarding is empty: {hint}."
     if reported < taken:
         return f"onboard returns {reported:g} steps, but train took {taken}. Return Onboarded(state, trained.steps)."
     return None
