@@ -127,15 +127,10 @@ def shares(name: str, algorithm: Any, world: Federation) -> dict[str, dict[str, 
     """Return seconds by function of one client's round and of its personal model, in one thread."""
     torch.set_num_threads(1)
     clock = Clock()
-    places = [
-        (
-            blocks,
-            "train_one",
-            clock.wrap(blocks.train_one, lambda phase, *_: f"steps: {_name(phase.loss or phase.step)}"),
-        ),
-        (blocks, "forward_one", clock.wrap(blocks.forward_one, lambda run, *_: f"pass: {_name(run.function)}")),
-        (noise, "_draw", clock.wrap(noise._draw, lambda kind, *_: f"noise: {kind}")),
-    ]
+    train_one = clock.wrap(blocks.train_one, lambda phase, *_: f"steps: {_name(phase.loss or phase.step)}")
+    forward_one = clock.wrap(blocks.forward_one, lambda run, *_: f"pass: {_name(run.function)}")
+    draw = clock.wrap(noise._draw, lambda kind, *_: f"noise: {kind}")
+    places = [(blocks, "train_one", train_one), (blocks, "forward_one", forward_one), (noise, "_draw", draw)]
     module = importlib.import_module(type(algorithm).__module__)
     for attribute, value in vars(module).items():
         if _is_of_package(value) and value.__module__ != module.__name__ and attribute not in BLOCKS:
