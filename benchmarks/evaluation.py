@@ -72,7 +72,7 @@ def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Cal
     none = torch.zeros(0, dtype=torch.int64)
     rows = torch.arange(CLIENTS * EXAMPLES).split(EXAMPLES)
     federation = Federation(*data, [Split(none, none, row) for row in rows], task)
-    model = algorithm.init_server(task, rng.new_key(0))["model"]
+    model = algorithm.init_server(task, rng.new_key(0)).model
     common = SharedInputs(*data, federation.scale, torch.tensor(0), torch.tensor(1), model)
     program = partial(score_program, algorithm=algorithm)
 

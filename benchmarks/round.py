@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ from fedtailor.simulation.engines.reference import run_job
 from fedtailor.simulation.programs import SharedInputs, client_inputs, personalize_program, train_program
 from fedtailor.simulation.rounds import federate
 from fedtailor.training import blocks
+from fedtailor.training.step_graph.replay import ReplayRunner
 
 CLIENTS = 30
 EXAMPLES = 480
@@ -126,16 +127,19 @@ def shares(name: str, algorithm: Any, world: Federation) -> dict[str, dict[str, 
     """Return seconds by function of one client's round and of its personal model, in one thread."""
     torch.set_num_threads(1)
     clock = Clock()
-    timed = [
-        (blocks, "train_one", lambda phase, *_: f"steps: {_name(phase.loss or phase.step)}"),
-        (blocks, "forward_one", lambda run, *_: f"pass: {_name(run.function)}"),
-        (noise, "_draw_one", lambda kind, *_: f"noise: {kind}"),
-    ]
-    for place, attribute in _functions_of_others(importlib.import_module(type(algorithm).__module__)):
-        timed.append((place, attribute, partial(_fixed, attribute)))
-    originals = [(place, attribute, getattr(place, attribute)) for place, attribute, _ in timed]
-    for place, attribute, label in timed:
-        setattr(place, attribute, clock.wrap(getattr(place, attribute), label))
+    train_one = clock.wrap(blocks.train_one, lambda phase, *_: f"steps: {_name(phase.loss or phase.step)}")
+    forward_one = clock.wrap(blocks.forward_one, lambda run, *_: f"pass: {_name(run.function)}")
+    draw = clock.wrap(noise._draw, lambda kind, *_: f"noise: {kind}")
+    places = [(blocks, "train_one", train_one), (blocks, "forward_one", forward_one), (noise, "_draw", draw)]
+    module = importlib.import_module(type(algorithm).__module__)
+    for attribute, value in vars(module).items():
+        if _is_of_package(value) and value.__module__ != module.__name__ and attribute not in BLOCKS:
+            places.append((module, attribute, clock.wrap(value, partial(_fixed, attribute))))
+        elif isinstance(value, ModuleType) and value.__name__.startswith("fedtailor.statistics."):
+            places.append((module, attribute, _timed_namespace(value, clock)))
+    originals = [(place, attribute, getattr(place, attribute)) for place, attribute, _ in places]
+    for place, attribute, timed in places:
+        setattr(place, attribute, timed)
     try:
         return _one_client(algorithm, world, clock)
     finally:
@@ -143,22 +147,17 @@ def shares(name: str, algorithm: Any, world: Federation) -> dict[str, dict[str, 
             setattr(place, attribute, original)
 
 
-def _functions_of_others(module: ModuleType) -> list[tuple[ModuleType, str]]:
-    """Return the functions of other modules of the package that a method calls, but for blocks that contain steps.
+def _is_of_package(value: Any) -> bool:
+    return isinstance(value, FunctionType) and value.__module__.startswith("fedtailor.")
 
-    They are named in the module itself, or belong to a module of statistics that it names.
-    """
-    found = []
+
+def _timed_namespace(module: ModuleType, clock: Clock) -> SimpleNamespace:
+    """Return a module's names with its functions timed for the method that calls them, and not within the module."""
+    names = dict(vars(module))
     for name, value in vars(module).items():
-        if isinstance(value, ModuleType) and value.__name__.startswith("fedtailor.statistics."):
-            found += [(value, inner) for inner, of in vars(value).items() if _is_function_of(of, value.__name__)]
-        elif _is_function_of(value, "fedtailor.") and value.__module__ != module.__name__ and name not in BLOCKS:
-            found.append((module, name))
-    return found
-
-
-def _is_function_of(value: Any, place: str) -> bool:
-    return isinstance(value, FunctionType) and value.__module__.startswith(place)
+        if _is_of_package(value):
+            names[name] = clock.wrap(value, partial(_fixed, name))
+    return SimpleNamespace(**names)
 
 
 def _one_client(algorithm: Any, world: Federation, clock: Clock) -> dict[str, dict[str, float]]:
@@ -172,6 +171,7 @@ def _one_client(algorithm: Any, world: Federation, clock: Clock) -> dict[str, di
         "train": partial(train_program, algorithm=algorithm, evaluate=False),
         "personalize": partial(personalize_program, algorithm=algorithm, new=False, validate=False),
     }
+    runner = ReplayRunner()
     for what, program in programs.items():
         shared = algorithm.broadcast(server, Cohort(torch.arange(CLIENTS), CLIENTS, 1, 2))
         common = SharedInputs(world.x, world.y, world.scale, torch.tensor(0), torch.tensor(1), shared)
@@ -179,7 +179,7 @@ def _one_client(algorithm: Any, world: Federation, clock: Clock) -> dict[str, di
             clock.seconds.clear()
             clock.last = time.perf_counter()
             job = Job(0, world.common_task, client_inputs(world, 0, state, own), len(world.splits[0].train))
-            output = run_job(program, common, job)
+            output = run_job(program, common, job, runner)
             clock._switch()
         assert not isinstance(output, Failure), output
         found[what] = dict(sorted(clock.seconds.items(), key=lambda item: -item[1]))

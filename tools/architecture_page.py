@@ -98,8 +98,14 @@ PLACES = (
     ),
     (
         "an engine",
-        ["src/fedtailor/simulation/engines/", "simulation.engines:TABLE", "simulation.engines:EngineOptions"],
-        "a class with the methods of `core.engine:Engine`, one line of the table, and its name among the options",
+        [
+            "src/fedtailor/simulation/engines/",
+            "simulation.engines:TABLE",
+            "simulation.engines.options:EngineOptions",
+            "simulation.engines.build:build_engine",
+        ],
+        "a class with the methods of `core.engine:Engine`, one line of the table, its name among the options, and a "
+        "line that builds it",
         "tests/simulation/engines/",
     ),
     (
@@ -229,7 +235,6 @@ def arrows() -> list[tuple[str, str]]:
     """Return the arrows of the picture: from a room to one that it may import, but not through a third."""
     there = [room for layer in layers() for room in layer]
     below = {room: {room_of(place) for place in MAY_IMPORT[room]} & set(there) for room in there}
-    below["core"] = set()  # the lowest layer
 
     def reached(room: str) -> set[str]:
         return below[room].union(*(reached(other) for other in below[room]))

@@ -69,7 +69,7 @@ def main() -> None:
     requests.finish()
     if plan.weights:
         next(reports)  # the next round starts by sending the weights after the last one
-        work.save_weights(plan, list(engine.sent["model"].values()))
+        work.save_weights(plan, list(engine.sent.model.values()))
     engine.close()
 
 

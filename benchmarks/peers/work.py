@@ -126,7 +126,7 @@ def load_weights(plan: Plan, module: Any) -> None:
     task = Task(build_model(plan.model, plan.shape, plan.classes), plan.classes, plan.shape)
     server = FedAvg(training=plan.training).init_server(task, rng.new_key(0, purpose="init_server"))
     with torch.no_grad():
-        for parameter, value in zip(module.parameters(), server["model"].values(), strict=True):
+        for parameter, value in zip(module.parameters(), server.model.values(), strict=True):
             parameter.copy_(value)
 
 

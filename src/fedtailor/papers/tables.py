@@ -80,8 +80,13 @@ def experiments_folder() -> Path:
     for place in places:
         if any(place.glob("*/paper.toml")):
             return place
-    allowed = "a folder experiments with PAPER/paper.toml, here or in the repository of this package"
-    raise ConfigError(f"found no {allowed}.", key="experiments", allowed=allowed)
+    raise ConfigError(
+        f"there is no folder 'experiments' with the experiments of papers in {Path.cwd()}. Run this command in a clone of "
+        "the repository: the installed package does not contain them.",
+        key="experiments",
+        allowed="a folder that contains experiments/PAPER/paper.toml",
+        got=str(Path.cwd()),
+    )
 
 
 def paper_names(folder: Path | None = None) -> list[str]:
