@@ -13,10 +13,9 @@ import fedtailor
 from fedtailor.cli.main import main
 from fedtailor.core import tree
 from fedtailor.experiment import config
-from fedtailor.experiment import run as experiment
 from fedtailor.experiment.config import parse_assignment
-from fedtailor.simulation import rounds as core_federate
 from fedtailor.simulation.engines.store import Store
+from fedtailor.simulation.rounds import federate
 
 BASE = ["run", "--clients", "4", "--partition", "iid", "--set", "training.epochs=1"]
 SMALL = [*BASE, "--rounds", "2"]
@@ -105,11 +104,11 @@ def test_several_seeds(folder, capsys):
 def test_the_same_seed_gives_the_same_bits_from_the_written_configuration(folder, capsys):
     assert main([*SMALL, "--set", "algorithm.lr=0.03", "--out", "one"]) == 0
     assert main(["run", "one/experiment.toml", "--out", "two"]) == 0
-    one, two = fedtailor.read_run("one"), fedtailor.read_run("two")
+    one = fedtailor.read_run("one")
+    two = fedtailor.read_run("two")
     assert one.config == two.config and one.clients == two.clients
     for client in range(4):
-        ours, theirs = one.model(client)[1], two.model(client)[1]
-        assert ours["sha256"] == theirs["sha256"]
+        assert one.model(client)[1]["sha256"] == two.model(client)[1]["sha256"]
 
 
 def test_records_of_a_run(folder, capsys):
@@ -168,14 +167,12 @@ def test_own_algorithm_and_model(folder, capsys):
 
 
 def test_interruption_is_said_and_recorded(folder, capsys, monkeypatch):
-    whole = core_federate.federate
-
     def interrupted(*arguments, **named):
-        for report in whole(*arguments, **named):
+        for report in federate(*arguments, **named):
             yield report
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(experiment, "federate", interrupted)
+    monkeypatch.setattr("fedtailor.experiment.run.federate", interrupted)
     code, out, err = outcome([*SMALL, "--seeds", "0,1", "--out", "one"], capsys)
     assert code == 6 and out == ""
     assert "interrupted" in err.splitlines()[-1] and "'one'" in err and "Traceback" not in err
@@ -191,7 +188,7 @@ def test_a_run_that_fails_says_so_in_its_folder(folder, capsys, monkeypatch):
         raise ZeroDivisionError("division by zero")
         yield
 
-    monkeypatch.setattr(experiment, "federate", broken)
+    monkeypatch.setattr("fedtailor.experiment.run.federate", broken)
     code, _, err = outcome([*SMALL, "--out", "one"], capsys)
     assert code == 5 and "ZeroDivisionError" in err and "Traceback" not in err
     assert fedtailor.read_run("one").status == {"state": "failed", "rounds_done": 0, "reason": "division by zero"}
@@ -345,7 +342,9 @@ def test_list_algorithms_counts_the_bytes_of_a_model(capsys):
     """FedAvg sends a model and a count; pFedFDA a body, means, half a covariance with its diagonal, and a count."""
     _, out, _ = outcome(["list", "algorithms", "--model", "emnist_cnn", "--json"], capsys)
     entries = {entry["name"]: entry for entry in json.loads(out)["algorithms"]}
-    body, d, classes = 115_776, 128, 10
+    body = 115_776
+    d = 128
+    classes = 10
     model = body + classes * (d + 1)
     assert (entries["fedavg"]["bytes_down"], entries["fedavg"]["bytes_up"]) == (4 * model, 4 * (model + 1))
     gaussian = classes * d + d * (d + 1) // 2
@@ -418,7 +417,7 @@ def test_what_does_not_fit_into_memory_goes_into_the_run_folder_meanwhile(folder
             if interrupted:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(experiment, "Store", Small)
+    monkeypatch.setattr("fedtailor.experiment.run.Store", Small)
     assert main([*command, "--out", "files"]) == (6 if interrupted else 0)
     assert not Path("files/state").exists()
     if not interrupted:

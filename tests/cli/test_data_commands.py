@@ -282,7 +282,7 @@ def test_check_of_unusable_data_is_exit_4(data, folder):
 def test_check_of_nothing_is_one_error_and_no_table(data):
     code, out, err = data("check", "missing")
     lines = err.splitlines()
-    assert (code, out) == (4, "") and lines[0] == "error: not_found, once" and lines[-1].endswith("as they are.")
+    assert (code, out) == (4, "") and lines[0] == "error: not found, once" and lines[-1].endswith("as they are.")
     assert len(lines) == 3 and "missing" in lines[1]
 
 
@@ -351,12 +351,22 @@ def test_a_plot_of_sizes_draws_a_fixed_division_once(data, folder, monkeypatch, 
     for name in ("north", "south"):
         write_site(folder / "own", name)
     assert data("partition", "--partition", "iid", "--clients", "2", "--out", "split.json")[0] == 0
-    divide, seeds, drawn = division.divide, [], []
-    monkeypatch.setattr(
-        division, "divide", lambda options, **more: (made := divide(options, **more), seeds.append(made.seed))[0]
-    )
+    divide = division.divide
     sizes = plot.sizes
-    monkeypatch.setattr(plot, "sizes", lambda *given, **more: (drawn.append((given, more)), sizes(*given, **more))[1])
+    seeds = []
+    drawn = []
+
+    def watched_divide(options, **more):
+        made = divide(options, **more)
+        seeds.append(made.seed)
+        return made
+
+    def watched_sizes(*given, **more):
+        drawn.append((given, more))
+        return sizes(*given, **more)
+
+    monkeypatch.setattr(division, "divide", watched_divide)
+    monkeypatch.setattr(plot, "sizes", watched_sizes)
     assert data("plot", "sizes", *arguments, "--out", "a.svg")[0] == 0
     [((samples,), options)] = drawn
     assert seeds == list(range(42, 42 + divisions)) and options["title"].endswith(f" of a client, {said}")

@@ -7,7 +7,10 @@ import pytest
 
 from fedtailor.cli.main import main
 
-USAGE, CONFIG, DATA, FAILED = 2, 3, 4, 5
+USAGE = 2
+CONFIG = 3
+DATA = 4
+FAILED = 5
 
 
 def setting(*assignments):

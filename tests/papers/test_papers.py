@@ -12,7 +12,7 @@ from fedtailor.data.datasets.known import DATASETS
 from fedtailor.experiment.assembly import make_algorithm
 from fedtailor.experiment.config import make_config
 from fedtailor.models import MODELS, build_model
-from fedtailor.papers import tables as papers
+from fedtailor.papers.tables import cells, expand, experiments_folder, load_paper, missing, paper_names
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments"
 NAMES = ["fedcr", "fedlda", "pfedfda", "pfedvem"]
@@ -76,21 +76,21 @@ fedavg = [0.5]
 
 @cache
 def paper(name):
-    return papers.load_paper(name, FOLDER)
+    return load_paper(name, FOLDER)
 
 
 def all_cells(name):
-    return [cell for table in paper(name).tables for cell in papers.cells(paper(name), table)]
+    return [cell for table in paper(name).tables for cell in cells(paper(name), table)]
 
 
 def small(tmp_path, text=SMALL):
     (tmp_path / "small").mkdir(exist_ok=True)
     (tmp_path / "small" / "paper.toml").write_text(text)
-    return papers.load_paper("small", tmp_path)
+    return load_paper("small", tmp_path)
 
 
 def test_the_papers_are_there():
-    assert papers.paper_names(FOLDER) == NAMES
+    assert paper_names(FOLDER) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -115,8 +115,10 @@ def test_every_algorithm_that_exists_takes_its_options(name):
 def test_every_model_that_exists_can_be_built(name):
     built = {}
     for cell in all_cells(name):
-        dataset, model = cell.values["data"]["dataset"], make_config(cell.values).model
-        shape, classes = SHAPES.get(dataset, (3, 32, 32)), CLASSES.get(dataset, 10)
+        dataset = cell.values["data"]["dataset"]
+        model = make_config(cell.values).model
+        shape = SHAPES.get(dataset, (3, 32, 32))
+        classes = CLASSES.get(dataset, 10)
         built[model.name, str(model.options), shape, classes] = model
     for (_, _, shape, classes), model in built.items():
         assert model.name in {*MODELS, "lenet", "cnn6", "resnet18_gn", "wideresnet16"}
@@ -156,14 +158,14 @@ def test_every_model_that_exists_can_be_built(name):
 )
 def test_printed_numbers(where, numbers):
     name, *rest = where
-    found = {reading.name: reading.reference for reading in papers.expand(paper(name), *rest).readings}
+    found = {reading.name: reading.reference for reading in expand(paper(name), *rest).readings}
     assert found | numbers == found
 
 
 def test_tables_have_as_many_numbers_as_printed():
     counts = {
         (name, table): sum(
-            reading.reference is not None for cell in papers.cells(paper(name), table) for reading in cell.readings
+            reading.reference is not None for cell in cells(paper(name), table) for reading in cell.readings
         )
         for name in NAMES
         for table in paper(name).tables
@@ -178,48 +180,45 @@ def test_tables_have_as_many_numbers_as_printed():
 
 
 def test_protocols():
-    cell = papers.expand(paper("pfedfda"), "1", "cifar10_s_25", "local", seed=3)
+    cell = expand(paper("pfedfda"), "1", "cifar10_s_25", "local", seed=3)
     config = make_config(cell.values)
     assert config.seeds == (3,) and config.training.drop_last and config.data.fraction == 0.25
     assert config.algorithm.name == "local" and config.federation.train == "cohort"
-    vem = papers.expand(paper("pfedvem"), "1", "cifar100_50", "pfedvem")
+    vem = expand(paper("pfedvem"), "1", "cifar100_50", "pfedvem")
     config = make_config(vem.values)
     assert (config.data.seed, config.federation.min_clients, config.data.test) == ("run", 2, "by_subclass")
-    others = [
-        make_config(papers.expand(paper("pfedvem"), "1", "cifar100_50", name).values) for name in ("fedrep", "ifca")
-    ]
+    others = [make_config(expand(paper("pfedvem"), "1", "cifar100_50", name).values) for name in ("fedrep", "ifca")]
     assert [config.federation.train, *(one.federation.train for one in others)] == ["auto", "all", "auto"]
     assert config.algorithm.options["head_steps"] == 20 and not config.federation.full_last_round
     assert [(each.name, each.score.point) for each in vem.readings] == [("PM", "local"), ("GM", "global_complete")]
-    new = papers.expand(paper("pfedfda"), "4", "cifar10_new_clients", "fedavg")
+    new = expand(paper("pfedfda"), "4", "cifar10_new_clients", "fedavg")
     assert [each.score.point for each in new.readings[:2]] == ["global", "personalized"]
     assert (new.readings[2].score.clients, new.readings[2].score.condition) == ("new", "motion_blur-3")
-    cr = make_config(papers.expand(paper("fedcr"), "2", "cifar100_2", "fedcr").values)
+    cr = make_config(expand(paper("fedcr"), "2", "cifar100_2", "fedcr").values)
     assert (cr.algorithm.options["beta"], cr.algorithm.options["latent_dim"], cr.training.lr) == (1e-3, 512, 0.05)
     assert cr.data.test_share == 0.3 and cr.training.crop_padding == 4
 
 
 def test_equal_settings_of_two_tables_have_one_digest():
     tables = [
-        papers.expand(paper("pfedfda"), *where, "pfedfda")
-        for where in (("1", "cifar100_s_100"), ("5", "cifar100_s_100"))
+        expand(paper("pfedfda"), *where, "pfedfda") for where in (("1", "cifar100_s_100"), ("5", "cifar100_s_100"))
     ]
     assert tables[0].digest == tables[1].digest
-    assert papers.expand(paper("pfedvem"), "6", "cifar10_100", "fedavg").digest == (
-        papers.expand(paper("pfedvem"), "1", "cifar10_100", "fedavg", seed=4).digest
+    assert expand(paper("pfedvem"), "6", "cifar10_100", "fedavg").digest == (
+        expand(paper("pfedvem"), "1", "cifar10_100", "fedavg", seed=4).digest
     )
-    assert tables[0].digest != papers.expand(paper("pfedfda"), "1", "cifar100_s_75", "pfedfda").digest
+    assert tables[0].digest != expand(paper("pfedfda"), "1", "cifar100_s_75", "pfedfda").digest
 
 
 def test_a_stated_value_is_no_longer_inferred(tmp_path):
     found = small(tmp_path)
-    assert papers.expand(found, "1", "a", "fedavg").inferred == ("training.lr",)
-    cell = papers.expand(found, "1", "b", "fedavg")
+    assert expand(found, "1", "a", "fedavg").inferred == ("training.lr",)
+    cell = expand(found, "1", "b", "fedavg")
     assert cell.inferred == ("data.clients",)
     assert cell.values["training"] == {"lr": 0.2, "epochs": 2}
-    assert papers.expand(found, "1", "b", "tuned").values["training"]["epochs"] == 1
-    assert papers.expand(found, "1", "b", "tuned").readings[0].reference == 0.61
-    assert papers.expand(found, "1", "b", "fedavg").readings[0].reference is None
+    assert expand(found, "1", "b", "tuned").values["training"]["epochs"] == 1
+    assert expand(found, "1", "b", "tuned").readings[0].reference == 0.61
+    assert expand(found, "1", "b", "fedavg").readings[0].reference is None
 
 
 @pytest.mark.parametrize(
@@ -234,7 +233,7 @@ def test_a_stated_value_is_no_longer_inferred(tmp_path):
 )
 def test_unknown_names(arguments, message, tmp_path):
     with pytest.raises(ConfigError) as caught:
-        papers.expand(small(tmp_path), *arguments)
+        expand(small(tmp_path), *arguments)
     assert message in caught.value.message
 
 
@@ -266,22 +265,22 @@ def test_mistakes_in_a_file(old, new, message, tmp_path):
 
 
 def test_what_is_missing(tmp_path):
-    cell = papers.expand(small(tmp_path, SMALL.replace('"fedavg_ft"', '"new_one"')), "1", "a", "tuned")
-    assert papers.missing(cell, {"digits": "included"}) == ["algorithm new_one: not available yet"]
-    (sentence,) = papers.missing(papers.expand(cell.paper, "1", "a", "fedavg"), {"digits": "absent"})
+    cell = expand(small(tmp_path, SMALL.replace('"fedavg_ft"', '"new_one"')), "1", "a", "tuned")
+    assert missing(cell, {"digits": "included"}) == ["algorithm new_one: not available yet"]
+    (sentence,) = missing(expand(cell.paper, "1", "a", "fedavg"), {"digits": "absent"})
     assert sentence == "data set digits is absent: fedtailor data fetch digits"
 
 
 def test_an_unknown_paper(tmp_path):
     small(tmp_path)
     with pytest.raises(ConfigError, match="did you mean 'small'"):
-        papers.load_paper("smal", tmp_path)
+        load_paper("smal", tmp_path)
 
 
 def test_the_folder_here_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert papers.experiments_folder() == FOLDER
+    assert experiments_folder() == FOLDER
     (tmp_path / "experiments").mkdir()
-    assert papers.experiments_folder() == FOLDER
+    assert experiments_folder() == FOLDER
     small(tmp_path / "experiments")
-    assert papers.paper_names() == ["small"]
+    assert paper_names() == ["small"]

@@ -48,7 +48,8 @@ def test_bytes_each_way(name, shape, classes, body, linear, gaussian, percent):
     task = Task(build_model(name, shape, classes), classes, shape)
     messages = PFedFDA().messages(task)
     zeros = {leaf: torch.zeros(size) for leaf, size in task.shapes(*BODY).items()}
-    d, n = task.model.feature_dim, torch.tensor(50.0)
+    d = task.model.feature_dim
+    n = torch.tensor(50.0)
     upload = {"body": Mean(zeros, n), "means": Mean(torch.zeros(classes, d), n), "covariance": Mean(torch.eye(d), n)}
     assert download_bytes(messages) == BYTES_PER_SCALAR * (body + gaussian)
     assert upload_bytes(upload, messages) == BYTES_PER_SCALAR * (body + gaussian + 1)

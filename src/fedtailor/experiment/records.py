@@ -89,8 +89,11 @@ class RunFolder:
 
     def set_state(self, state: State, reason: str = "") -> None:
         """Write ``status.json``: the state, the rounds done, and why a run failed."""
-        done = {} if self._several_seeds else {"rounds_done": self._count_rounds()}
-        status = {"state": state, **done, **({"reason": reason} if reason else {})}
+        status: dict[str, Any] = {"state": state}
+        if not self._several_seeds:
+            status["rounds_done"] = self._count_rounds()
+        if reason:
+            status["reason"] = reason
         write_whole(self.path / "status.json", to_json(status) + "\n")
 
     def _count_rounds(self) -> int:

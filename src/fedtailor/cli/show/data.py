@@ -24,12 +24,14 @@ def size(number: int) -> str:
         >>> size(170_498_071)
         '170.5 MB'
     """
-    value, unit = float(number), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 999.5:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+    if number < 1000:
+        return f"{number} B"
+    value = float(number)
+    for unit in ("kB", "MB", "GB"):
+        value /= 1000
+        if value < 999.95:
+            return f"{value:.1f} {unit}"
+    return f"{value / 1000:.1f} TB"
 
 
 def show_inventory(folder: str, records: Sequence[Mapping[str, Any]]) -> None:
@@ -115,7 +117,7 @@ def show_check(record: Mapping[str, Any]) -> None:
     for group in record["problems"]:
         style = {"error": "bold red", "skipped": "yellow"}.get(group["severity"], "")
         often = "once" if group["count"] == 1 else f"{group['count']:,} times"
-        say(f"{group['severity']}: {group['kind']}, {often}", style=style)
+        say(f"{group['severity']}: {group['kind'].replace('_', ' ')}, {often}", style=style)
         for problem in group["first"]:
             say(f"  {problem['path']}: {problem['message']}" if problem["path"] else f"  {problem['message']}")
     for note in record["notes"]:
