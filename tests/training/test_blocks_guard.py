@@ -29,7 +29,7 @@ def world(float64):
 
 
 def scaled_loss(task, params, context, batch, key, scale=None):
-    output = classification_loss(task, params, (), batch, key)
+    output = classification_loss(task, params, {}, batch, key)
     return output._replace(loss=output.loss * (1 if scale is None else scale))
 
 
@@ -149,7 +149,7 @@ def test_what_would_go_wrong(world, monkeypatch):
 
 
 def context_loss(task, params, context, batch, key):
-    return scaled_loss(task, params, (), batch, key, context)
+    return scaled_loss(task, params, {}, batch, key, context)
 
 
 def right_or_nothing(program, world, scales, right):

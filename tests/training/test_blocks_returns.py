@@ -29,7 +29,7 @@ def returns_none(task, params, context, batch, key):
 
 
 def returns_tensor(task, params, context, batch, key):
-    return classification_loss(task, params, (), batch, key).loss
+    return classification_loss(task, params, {}, batch, key).loss
 
 
 def returns_float(task, params, context, batch, key):

@@ -58,7 +58,7 @@ def inner_outer(task, params, context, batch, key):
     """Take a step of pFedMe: approximate the proximal point of the batch loss, then move towards it."""
 
     def loss(theta):
-        return classification_loss(task, theta, (), batch, key).loss
+        return classification_loss(task, theta, {}, batch, key).loss
 
     theta = params
     for _ in range(5):
@@ -72,7 +72,7 @@ def second_order(task, params, context, batches, key):
     """Take a step of Per-FedAvg: the gradient at the second batch after a step on the first, through that step."""
 
     def loss(values, batch):
-        return classification_loss(task, values, (), batch, key).loss
+        return classification_loss(task, values, {}, batch, key).loss
 
     def after_adaptation(values):
         inner = torch.func.grad(loss)(values, batches[0])

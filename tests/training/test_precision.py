@@ -5,14 +5,15 @@ import torch
 
 from federations import convolutional, federation, module, perceptron
 from fedtailor.algorithms import TABLE, load_algorithm
-from fedtailor.core import tree
+from fedtailor.core import prediction, tree
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import LossOutput, Training
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import run
-from fedtailor.training import blocks as local
+from fedtailor.training.blocks import train
+from fedtailor.training.losses import cross_entropy
 
 
 def models(name, precision, engine, task=perceptron):
@@ -53,13 +54,13 @@ def test_only_training_steps_run_in_it(monkeypatch):
         seen.append(torch.is_autocast_enabled("cpu"))
         return original(task, params, x)
 
-    original = local.predict_features
-    monkeypatch.setattr(local, "predict_features", watch)
+    original = prediction.predict_features
+    monkeypatch.setattr(prediction, "predict_features", watch)
     models("fedavg", "bfloat16", Reference())
     assert seen and not any(seen)
     world, training = federation(perceptron()), Training(epochs=1, batch_size=5, precision="bfloat16")
     start = world.common_task.model.init(new_key(0))
-    trained = local.train(
+    trained = train(
         world.common_task,
         features_loss,
         start,
@@ -75,7 +76,7 @@ def features_loss(task, params, context, batch, key):
     """Return the loss of plain training, and features to collect: of a product, so in bfloat16."""
     z, buffers = task.model.features(params, batch.x, weight=batch.weight, key=key, training=True)
     assert task.model.head(params, z).dtype == torch.bfloat16
-    return LossOutput(local.cross_entropy(task.model.head(params, z), batch.y, batch.weight), buffers, z)
+    return LossOutput(cross_entropy(task.model.head(params, z), batch.y, batch.weight), buffers, z)
 
 
 def test_other_precisions_are_refused():

@@ -89,7 +89,7 @@ def assert_same_bits(first, second):
 
 
 def pulled_loss(task, params, context, batch, key, *, penalty):
-    loss = classification_loss(task, params, (), batch, key)
+    loss = classification_loss(task, params, {}, batch, key)
     distance = sum(((params[name] - context[name]) ** 2).sum() for name in task.names("body", "head"))
     return loss._replace(loss=loss.loss + penalty * distance, outputs=batch.x.flatten(1))
 
@@ -102,12 +102,12 @@ def swapping_step(task, params, context, batch, key):
 
 
 def two_batches_loss(task, params, context, batches, key):
-    first, second = (classification_loss(task, params, (), batch, key).loss for batch in batches)
+    first, second = (classification_loss(task, params, {}, batch, key).loss for batch in batches)
     return LossOutput(first + 0.5 * second)
 
 
 def step_number_loss(task, params, context, batch, key):
-    output = classification_loss(task, params, (), batch, key)
+    output = classification_loss(task, params, {}, batch, key)
     return output._replace(loss=output.loss * (1 + key.step + key.client))
 
 
@@ -116,7 +116,7 @@ def noisy_loss(task, params, context, batch, key):
     noise = normal(key.fold("weights"), tuple(params["head.bias"].shape))
     rows = torch.func.vmap(lambda row: normal(key._replace(client=row), (3,)))(torch.arange(2))
     moved = {**params, "head.bias": params["head.bias"] + noise}
-    output = classification_loss(task, moved, (), batch, key)
+    output = classification_loss(task, moved, {}, batch, key)
     return output._replace(loss=output.loss + (params["head.bias"] * rows).sum())
 
 
@@ -260,20 +260,20 @@ CALLS = []
 def looking_loss(task, params, context, batch, key):
     """Depend on something that changes and is not a tensor."""
     CALLS.append(key)
-    output = classification_loss(task, params, (), batch, key)
+    output = classification_loss(task, params, {}, batch, key)
     return output._replace(loss=output.loss * len(CALLS))
 
 
 def changing_loss(task, params, context, batch, key):
     """Change after it was recorded."""
     CALLS.append(key)
-    output = classification_loss(task, params, (), batch, key)
+    output = classification_loss(task, params, {}, batch, key)
     return output._replace(loss=output.loss * (1 if len(CALLS) < 19 else 2))
 
 
 def drawing_loss(task, params, context, batch, key):
     """Draw from PyTorch's generator."""
-    output = classification_loss(task, params, (), batch, key)
+    output = classification_loss(task, params, {}, batch, key)
     return output._replace(loss=torch.nn.functional.dropout(output.loss, 0.5))
 
 
@@ -363,7 +363,7 @@ SETTING = {"strength": 0.0}
 
 def set_loss(task, params, context, batch, key):
     """Depend on a global setting, which is the same for a whole run."""
-    output = classification_loss(task, params, (), batch, key)
+    output = classification_loss(task, params, {}, batch, key)
     return output._replace(loss=output.loss * SETTING["strength"])
 
 
