@@ -7,7 +7,6 @@ import pytest
 import plain_code
 
 ROOMS_TO_DO = {
-    "cli",
     "data",
     "experiment",
     "simulation",
