@@ -51,8 +51,8 @@ def main() -> None:
     parts = assemble(make_config(cell.values, given), 0)
     clean = assemble(make_config({**cell.values, "data": unshifted}, given), 0)
     world = mismatched(parts.federation, clean.federation)
-    for report in federate(parts.algorithm, world, parts.engine, parts.protocol, seed=0):
-        sys.stderr.write(f"\rround {report.round} of {parts.protocol.rounds}")
+    for report in federate(parts.algorithm, world, parts.engine, parts.config.schedule, seed=0):
+        sys.stderr.write(f"\rround {report.round} of {parts.config.schedule.rounds}")
     metrics, _ = summary.final_metrics(summary.round_record(report, world))
     scores: dict[str, Any] = {
         point: {

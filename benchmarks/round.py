@@ -35,7 +35,7 @@ from fedtailor.core import noise
 from fedtailor.core.engine import Failure, Job
 from fedtailor.core.federation import Cohort, Federation, Split
 from fedtailor.core.rng import new_key
-from fedtailor.core.schedule import Protocol
+from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task, Training
 from fedtailor.experiment.provenance import machine, versions
 from fedtailor.models import MODELS, build_model
@@ -117,8 +117,8 @@ def federation(task: Task, alpha: float) -> Federation:
 
 def whole_rounds(algorithm: Any, world: Federation, rounds: int, engine: Any) -> dict[str, float]:
     """Return median seconds of training a round, of the server, and of personalizing and scoring all clients."""
-    protocol = Protocol(rounds=rounds + 1, evaluate_every=0, personalized_every=1)
-    reports = list(federate(algorithm, world, engine, protocol, seed=0))[1:]
+    schedule = Schedule(rounds=rounds + 1, evaluate_every=0, personalized_every=1)
+    reports = list(federate(algorithm, world, engine, schedule, seed=0))[1:]
     kinds = ("train", "aggregate", "evaluate")
     return {kind: statistics.median(report.seconds[kind] for report in reports) for kind in kinds}
 

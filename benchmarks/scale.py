@@ -67,7 +67,7 @@ def measure(name: str, clients: int, rounds: int, path: Path) -> dict[str, float
     """Run some rounds in this process."""
     from fedtailor.algorithms import load_algorithm
     from fedtailor.core.participation import Participation
-    from fedtailor.core.schedule import Protocol
+    from fedtailor.core.schedule import Schedule
     from fedtailor.core.task import Training
     from fedtailor.simulation.engines.store import Store
     from fedtailor.simulation.engines.workers import Workers
@@ -77,13 +77,13 @@ def measure(name: str, clients: int, rounds: int, path: Path) -> dict[str, float
     start = time.perf_counter()
     world = federation(path, clients)
     plan = Participation(plan="fixed", count=COHORT, full_last_round=False)
-    protocol = Protocol(rounds=10**6, participation=plan, evaluate_every=0)
+    schedule = Schedule(rounds=10**6, participation=plan, evaluate_every=0)
     with tempfile.TemporaryDirectory() as folder:
         running = federate(
             load_algorithm(name)(training=training),
             world,
             Workers(),
-            protocol,
+            schedule,
             seed=0,
             storage=lambda what: Store(Path(folder) / what),
         )

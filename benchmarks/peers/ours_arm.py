@@ -11,7 +11,7 @@ from benchmarks.peers import work
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core.engine import Engine, Job, Program
 from fedtailor.core.federation import Federation, Split
-from fedtailor.core.schedule import Protocol
+from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task
 from fedtailor.models import build_model
 from fedtailor.simulation.engines.build import build_engine
@@ -57,8 +57,8 @@ def main() -> None:
     plan = work.Plan.given()
     requests = work.Requests()
     engine = Watched(build_engine(EngineOptions(name=plan.engine, workers=plan.workers)))  # type: ignore[arg-type]
-    protocol = Protocol(rounds=plan.rounds + 2, participation=work.participation(plan), evaluate_every=0)
-    reports = federate(FedAvg(training=plan.training), federation(plan), engine, protocol, seed=0)
+    schedule = Schedule(rounds=plan.rounds + 2, participation=work.participation(plan), evaluate_every=0)
+    reports = federate(FedAvg(training=plan.training), federation(plan), engine, schedule, seed=0)
     for cohort in work.cohorts(plan):
         if not requests.wait():
             break

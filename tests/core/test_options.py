@@ -8,7 +8,7 @@ import pytest
 from fedtailor.algorithms import TABLE, load_algorithm
 from fedtailor.core.errors import ConfigError, did_you_mean
 from fedtailor.core.options import Range, build, check_options, check_value
-from fedtailor.core.schedule import Protocol
+from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.options import EngineOptions
 
@@ -145,7 +145,7 @@ def test_sections_speak_in_their_own_name():
         (lambda: Training(momentum=1), "training.momentum must be >= 0 and < 1, got 1.0."),
         (lambda: Training(epochs=True), "training.epochs must be a whole number, got True."),
         (lambda: Training(optimizer="adma"), "training.optimizer must be one of 'sgd', 'adam', got 'adma'."),
-        (lambda: Protocol(rounds=0), "federation.rounds must be >= 1, got 0."),
+        (lambda: Schedule(rounds=0), "federation.rounds must be >= 1, got 0."),
         (lambda: EngineOptions(block=0), "engine.block must be >= 1, got 0."),
         (lambda: EngineOptions(workers=-1), "engine.workers must be >= 0, got -1."),
     ):

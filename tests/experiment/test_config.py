@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtailor.core.errors import ConfigError
+from fedtailor.core.participation import Participation
+from fedtailor.core.schedule import read_schedule
 from fedtailor.experiment.assembly import assemble, make_algorithm
 from fedtailor.experiment.config import Config, load_config, make_config, parse_assignment, to_toml
 
@@ -40,8 +42,16 @@ def test_resolved_configurations_are_complete_and_stable():
     config = make_config({**EXAMPLE, "seeds": [3]})
     parts = assemble(config, 3)
     written = tomllib.loads(to_toml(parts.config))
-    for section in ("data", "training", "federation", "engine", "evaluation"):
+    for section in ("data", "training", "engine"):
         assert set(written[section]) == {field.name for field in fields(getattr(config, section))}
+    assert written["federation"] == {
+        "rounds": 4,
+        "participation": "fixed(3)",
+        "min_clients": 1,
+        "full_last_round": False,
+        "train": "cohort",
+    }
+    assert written["evaluation"] == {"every": 2, "personalized_every": 1}
     own = set(type(parts.algorithm).option_names())
     assert set(written["algorithm"]) == {"name", "preset"} | own
     assert written["algorithm"]["cov_ridge"] == 1e-4, "the preset's value is written"
@@ -49,6 +59,34 @@ def test_resolved_configurations_are_complete_and_stable():
     again = assemble(make_config(written), 3)
     assert again.config == parts.config
     assert again.algorithm == parts.algorithm
+
+
+def test_a_schedule_is_read_from_two_sections_and_written_to_them():
+    sections = {"federation": {"participation": "bernoulli(0.3)", "min_clients": 2}, "evaluation": {"every": 3}}
+    schedule = make_config(sections).schedule
+    assert schedule.participation == Participation(plan="bernoulli", probability=0.3, min_clients=2)
+    assert (schedule.rounds, schedule.train, schedule.evaluate_every, schedule.personalized_every) == (30, "auto", 3, 0)
+    assert read_schedule(**schedule.sections()) == schedule
+    for value, written in ((0.5, 0.5), ("0.5", 0.5), ("fixed(4)", "fixed(4)"), ("all", "all"), (1, 1.0)):
+        schedule = read_schedule({"participation": value}, {})
+        assert schedule.sections()["federation"]["participation"] == written
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("evaluation.every", -1, "evaluation.every must be >= 0, got -1."),
+        ("evaluation.personalized_every", 1.5, "evaluation.personalized_every must be a whole number, got 1.5."),
+        ("federation.rounds", "5 rounds", "federation.rounds must be a whole number, got '5 rounds'."),
+        ("federation.min_clients", 0, "federation.min_clients must be >= 1, got 0."),
+        ("federation.full_last_round", 1, "federation.full_last_round must be true or false, got 1."),
+    ],
+)
+def test_errors_of_a_schedule_name_the_key_of_the_file(key, value, sentence):
+    with pytest.raises(ConfigError) as caught:
+        make_config({}, [(key, value)])
+    assert caught.value.message == sentence
+    assert caught.value.key == key
 
 
 def test_values_that_toml_lacks_are_left_out():

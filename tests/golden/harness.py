@@ -10,7 +10,7 @@ from fedtailor.algorithms import _beta_search as interpolation
 from fedtailor.core.engine import Failure
 from fedtailor.core.federation import ExampleSet, Federation, Split
 from fedtailor.core.rng import new_key
-from fedtailor.core.schedule import Protocol
+from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task
 from fedtailor.models.mlp import mlp
 from fedtailor.simulation.engines.reference import Reference
@@ -136,10 +136,10 @@ class Recorder:
             outputs.append(self.current.output)
         return outputs
 
-    def run(self, algorithm, world, *, rounds=2, seed=5, **protocol):
+    def run(self, algorithm, world, *, rounds=2, seed=5, **schedule):
         """Run rounds with evaluations after each; return the recorder."""
-        options = {"evaluate_every": 1, "personalized_every": 1, **protocol}
-        self.reports += federate(algorithm, world, self, Protocol(rounds=rounds, **options), seed=seed)
+        options = {"evaluate_every": 1, "personalized_every": 1, **schedule}
+        self.reports += federate(algorithm, world, self, Schedule(rounds=rounds, **options), seed=seed)
         return self
 
     def visit(self, round, program, client):

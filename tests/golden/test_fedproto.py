@@ -12,7 +12,7 @@ from fedtailor.algorithms.fedproto import FedProto, Personal, Prototypes
 from fedtailor.algorithms.local import Local
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
-from fedtailor.core.schedule import Protocol
+from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task, Training
 from fedtailor.models.mlp import mlp
 from fedtailor.models.module import from_module
@@ -171,7 +171,7 @@ def test_two_architectures_share_prototypes():
     world = replace(world, own_tasks=[tasks[client % 2] for client in range(4)])
     finals = []
     for engine in (Reference(), Batched(32)):
-        reports = list(federate(FedProto(training=TRAINING), world, engine, Protocol(rounds=2), seed=5))
+        reports = list(federate(FedProto(training=TRAINING), world, engine, Schedule(rounds=2), seed=5))
         finals.append(reports[-1].personal)
         assert not reports[-1].events and set(finals[-1]) == {0, 1, 2, 3}
     for client, personal in finals[0].items():
@@ -184,7 +184,7 @@ def test_features_of_another_length_are_refused():
     world = harness.federation()
     world = replace(world, own_tasks=[world.common_task, Task(mlp((3,), 3, hidden=9), 3, (3,))])
     with pytest.raises(ConfigError, match="client 1"):
-        list(federate(FedProto(), world, Reference(), Protocol(rounds=1), seed=0))
+        list(federate(FedProto(), world, Reference(), Schedule(rounds=1), seed=0))
 
 
 @pytest.mark.parametrize("options", [{"penalty": -1.0}, {"prediction": "nearest"}])

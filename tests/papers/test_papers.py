@@ -7,7 +7,6 @@ import pytest
 
 from fedtailor.algorithms import TABLE
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.participation import parse_participation
 from fedtailor.data.datasets.known import DATASETS
 from fedtailor.experiment.assembly import make_algorithm
 from fedtailor.experiment.config import make_config
@@ -97,8 +96,6 @@ def test_the_papers_are_there():
 def test_every_cell_is_a_valid_configuration(name):
     for cell in all_cells(name):
         config = make_config(cell.values)
-        section = config.federation
-        parse_participation(section.participation, min_clients=section.min_clients)
         assert config.data.partition and config.data.dataset in DATASETS
         assert (config.algorithm.name in TABLE) != (config.algorithm.name in BASELINES), config.algorithm.name
 
@@ -183,13 +180,13 @@ def test_protocols():
     cell = expand(paper("pfedfda"), "1", "cifar10_s_25", "local", seed=3)
     config = make_config(cell.values)
     assert config.seeds == (3,) and config.training.drop_last and config.data.fraction == 0.25
-    assert config.algorithm.name == "local" and config.federation.train == "cohort"
+    assert config.algorithm.name == "local" and config.schedule.train == "cohort"
     vem = expand(paper("pfedvem"), "1", "cifar100_50", "pfedvem")
     config = make_config(vem.values)
-    assert (config.data.seed, config.federation.min_clients, config.data.test) == ("run", 2, "by_subclass")
+    assert (config.data.seed, config.schedule.participation.min_clients, config.data.test) == ("run", 2, "by_subclass")
     others = [make_config(expand(paper("pfedvem"), "1", "cifar100_50", name).values) for name in ("fedrep", "ifca")]
-    assert [config.federation.train, *(one.federation.train for one in others)] == ["auto", "all", "auto"]
-    assert config.algorithm.options["head_steps"] == 20 and not config.federation.full_last_round
+    assert [config.schedule.train, *(one.schedule.train for one in others)] == ["auto", "all", "auto"]
+    assert config.algorithm.options["head_steps"] == 20 and not config.schedule.participation.full_last_round
     assert [(each.name, each.score.point) for each in vem.readings] == [("PM", "local"), ("GM", "global_complete")]
     new = expand(paper("pfedfda"), "4", "cifar10_new_clients", "fedavg")
     assert [each.score.point for each in new.readings[:2]] == ["global", "personalized"]

@@ -12,7 +12,7 @@ from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core import tree
 from fedtailor.core.errors import ClientError, RunError
 from fedtailor.core.message import Each, Mean
-from fedtailor.core.schedule import Protocol
+from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
@@ -183,7 +183,7 @@ class AllFail(FedRep):
 
 @pytest.mark.parametrize("engine", [Reference(), Workers(2), Batched(3)], ids=lambda engine: engine.name)
 def test_all_failing_ends_the_run(world, engine):
-    rounds = federate(AllFail(training=TRAINING), world, engine, Protocol(rounds=3), seed=1)
+    rounds = federate(AllFail(training=TRAINING), world, engine, Schedule(rounds=3), seed=1)
     next(rounds)
     with pytest.raises(ClientError, match="client 0, local_update, round 2: every client failed") as caught:
         next(rounds)
@@ -214,20 +214,20 @@ class DivergesForGood(FedRep):
 def test_a_run_that_fails_for_everybody_from_some_round_on_stops(world):
     """Three rounds on end at least, until every client was in one of them."""
     for cohorts, last in [({}, 4), ({2: [0, 1], 3: [0, 1], 4: [2], 5: [3, 4], 6: [6]}, 6)]:
-        protocol = Protocol(rounds=7, participation=Planned(cohorts=cohorts))
+        schedule = Schedule(rounds=7, participation=Planned(cohorts=cohorts))
         with pytest.raises(RunError, match=f"round {last}: the work of none of the 6 clients can be used; client"):
-            list(federate(DivergesForGood(training=TRAINING), world, Reference(), protocol, seed=1))
+            list(federate(DivergesForGood(training=TRAINING), world, Reference(), schedule, seed=1))
 
 
 def test_a_run_stops_after_twenty_rounds_in_vain_whoever_was_drawn(world):
-    protocol = Protocol(rounds=40, participation=Planned(cohorts={round: [0] for round in range(1, 40)}))
-    rounds = federate(DivergesForGood(training=TRAINING), world, Reference(), protocol, seed=1)
+    schedule = Schedule(rounds=40, participation=Planned(cohorts={round: [0] for round in range(1, 40)}))
+    rounds = federate(DivergesForGood(training=TRAINING), world, Reference(), schedule, seed=1)
     with pytest.raises(RunError, match="round 21: the work of none of the 1 clients can be used; client 0"):
         list(rounds)
 
 
 def test_a_run_goes_on_after_two_rounds_that_failed_for_everybody(world):
-    rounds = federate(DivergesForGood(training=TRAINING, until=3), world, Reference(), Protocol(rounds=5), seed=1)
+    rounds = federate(DivergesForGood(training=TRAINING, until=3), world, Reference(), Schedule(rounds=5), seed=1)
     assert [len(report.trained) for report in rounds] == [6, 0, 0, 6, 6]
 
 

@@ -19,7 +19,7 @@ from fedtailor.core import tree
 from fedtailor.core.errors import ConfigError, RunError
 from fedtailor.core.participation import Participation
 from fedtailor.core.rng import new_key
-from fedtailor.core.schedule import Protocol
+from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task, Training
 from fedtailor.models import build_model
 from fedtailor.simulation import clients, evaluation
@@ -45,8 +45,8 @@ def points(report):
 
 
 def test_what_is_evaluated_when(world):
-    protocol = Protocol(rounds=5, evaluate_every=2, personalized_every=3)
-    reports = list(federate(FedAvg(training=TRAINING), world, Reference(), protocol, seed=1))
+    schedule = Schedule(rounds=5, evaluate_every=2, personalized_every=3)
+    reports = list(federate(FedAvg(training=TRAINING), world, Reference(), schedule, seed=1))
     both = [("local", "known"), ("global", "known")]
     last = [("personalized", "known"), ("personalized", "new")]
     assert [points(report) for report in reports] == [[], both, last, both, both + last]
@@ -56,8 +56,8 @@ def test_what_is_evaluated_when(world):
 
 
 def test_after_the_last_round_only(world):
-    protocol = Protocol(rounds=2, evaluate_every=0)
-    reports = list(federate(FedAvg(training=TRAINING), world, Reference(), protocol, seed=1))
+    schedule = Schedule(rounds=2, evaluate_every=0)
+    reports = list(federate(FedAvg(training=TRAINING), world, Reference(), schedule, seed=1))
     assert points(reports[0]) == [] and len(points(reports[1])) == 4
 
 
@@ -66,13 +66,13 @@ def test_the_global_model_is_scored_once_on_the_complete_test_part(world, engine
     monkeypatch.setattr(evaluation, "_COMPLETE_CHUNK", 7)
     complete = torch.cat([split.test for split in world.splits])
     world = replace(world, complete=complete)
-    protocol = Protocol(rounds=1, evaluate_every=1)
-    (report,) = federate(FedAvg(training=TRAINING), world, engine, protocol, seed=1)
+    schedule = Schedule(rounds=1, evaluate_every=1)
+    (report,) = federate(FedAvg(training=TRAINING), world, engine, schedule, seed=1)
     found = {(e.point, e.test_set): e for e in report.evaluations if e.clients == "known"}
     whole = found["global", "complete"]
     assert whole.ids == [] and len(whole.scores) == 1
     everybody = replace(world, splits=[s._replace(test=complete) for s in world.splits])
-    (report,) = federate(FedAvg(training=TRAINING), everybody, engine, protocol, seed=1)
+    (report,) = federate(FedAvg(training=TRAINING), everybody, engine, schedule, seed=1)
     own = next(e for e in report.evaluations if (e.point, e.test_set) == ("global", "clients"))
     assert torch.equal(own.scores[3].class_correct, whole.scores[0].class_correct)
     assert torch.allclose(own.scores[3].loss_sum, whole.scores[0].loss_sum, rtol=1e-13)
@@ -94,7 +94,7 @@ def test_evaluations_say_what_they_are_of(world):
 
 
 def test_clients_without_examples_are_named_once(world):
-    reports = list(federate(FedAvg(training=TRAINING), world, Reference(), Protocol(rounds=3), seed=1))
+    reports = list(federate(FedAvg(training=TRAINING), world, Reference(), Schedule(rounds=3), seed=1))
     assert [len(report.events) for report in reports] == [1, 0, 0]
     assert reports[0].events[0]["client"] == 5 and reports[0].events[0]["kind"] == "skipped"
     assert all(report.cohort == ABLE for report in reports)
@@ -190,8 +190,8 @@ def test_cohorts_that_algorithms_see(world, monkeypatch):
     watch("broadcast", 1)
     watch("aggregate", 2)
     plan = Planned(cohorts={1: [4, 2], 2: [5]})
-    protocol = Protocol(rounds=2, participation=plan, evaluate_every=0)
-    list(federate(FedAvg(training=TRAINING), world, Reference(), protocol, seed=1))
+    schedule = Schedule(rounds=2, participation=plan, evaluate_every=0)
+    list(federate(FedAvg(training=TRAINING), world, Reference(), schedule, seed=1))
     found = [(name, cohort.ids.tolist(), cohort.round) for name, cohort in seen]
     assert [cohort.rounds_trained for _, cohort in seen] == [0.0, *[2 / 6] * 4]
     assert [cohort.new for _, cohort in seen] == [False] * 4 + [True]
@@ -262,7 +262,7 @@ def test_steps_count_the_personalization_after_the_last_round(world):
 
 def test_rounds_come_one_by_one(world):
     recording = TracingEngine(Reference())
-    rounds = federate(FedAvg(training=TRAINING), world, recording, Protocol(rounds=3), seed=1)
+    rounds = federate(FedAvg(training=TRAINING), world, recording, Schedule(rounds=3), seed=1)
     assert recording.trace.outputs == []
     next(rounds)
     assert {round for round, _, _, _ in recording.trace.outputs} == {1}
@@ -270,9 +270,9 @@ def test_rounds_come_one_by_one(world):
 
 def test_impossible_participation_is_refused_before_anything_runs(world):
     recording = TracingEngine(Reference())
-    protocol = Protocol(rounds=3, participation=Participation(plan="fixed", count=8))
+    schedule = Schedule(rounds=3, participation=Participation(plan="fixed", count=8))
     with pytest.raises(ConfigError, match="asks for 8 clients a round, there are 7"):
-        next(federate(FedAvg(), world, recording, protocol, seed=1))
+        next(federate(FedAvg(), world, recording, schedule, seed=1))
     assert recording.trace.outputs == []
 
 
@@ -299,7 +299,7 @@ def test_a_run_in_which_nobody_ever_delivers_is_an_error(float64):
     with pytest.raises(
         RunError, match=r"round 1: the work of none of the \d+ clients can be used; client \d+: field 'model'"
     ):
-        list(federate(diverges, world, Reference(), Protocol(rounds=3), seed=0))
+        list(federate(diverges, world, Reference(), Schedule(rounds=3), seed=0))
 
 
 def test_validation_examples_are_scored_on_their_own(float64):
@@ -308,9 +308,9 @@ def test_validation_examples_are_scored_on_their_own(float64):
         split._replace(train=split.train[: len(split.train) // 2 + 1], val=split.train[len(split.train) // 2 + 1 :])
         for split in world.splits
     ]
-    protocol = Protocol(rounds=1)
+    schedule = Schedule(rounds=1)
     runs = [
-        list(federate(FedAvg(), one, Reference(), protocol, seed=0))[-1].evaluations
+        list(federate(FedAvg(), one, Reference(), schedule, seed=0))[-1].evaluations
         for one in (world, replace(world, splits=splits))
     ]
     points = [[(one.point, one.test_set) for one in evaluations] for evaluations in runs]
@@ -323,9 +323,9 @@ def test_validation_examples_are_scored_on_their_own(float64):
 @pytest.mark.parametrize("algorithm", [Scaffold, FedDyn])
 def test_who_must_upload_does_not_train_outside_the_cohort(world, algorithm):
     """Their clients' states are parts of a mean at the server."""
-    protocol = Protocol(rounds=1, train="all")
+    schedule = Schedule(rounds=1, train="all")
     with pytest.raises(ConfigError, match=r"federation\.train must be 'cohort' or 'auto' for \w+, got 'all'") as caught:
-        list(federate(algorithm(training=TRAINING), world, Reference(), protocol, seed=1))
+        list(federate(algorithm(training=TRAINING), world, Reference(), schedule, seed=1))
     assert caught.value.key == "federation.train"
 
 

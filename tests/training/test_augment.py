@@ -11,7 +11,7 @@ from both_ways import both_ways, examples, key_of
 from fedtailor.core.federation import UNSCALED, Federation
 from fedtailor.core.participation import parse_participation
 from fedtailor.core.rng import new_key, plain
-from fedtailor.core.schedule import Protocol
+from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.build import build_engine
 from fedtailor.simulation.engines.options import EngineOptions
@@ -125,12 +125,12 @@ def test_a_run_on_8_bit_images_is_that_on_floats(engine, float64):
     from fedtailor.algorithms.fedavg import FedAvg
 
     federation = eight_bit(federations.federation(federations.convolutional()))
-    protocol = Protocol(rounds=2, participation=parse_participation("all"), evaluate_every=1)
+    schedule = Schedule(rounds=2, participation=parse_participation("all"), evaluate_every=1)
     training = dataclasses.replace(AUGMENTED, crop_padding=0, flip=False)
 
     def accuracies(world, training):
         algorithm = FedAvg(training=training)
-        reports = list(federate(algorithm, world, build_engine(EngineOptions(name=engine)), protocol, seed=1))
+        reports = list(federate(algorithm, world, build_engine(EngineOptions(name=engine)), schedule, seed=1))
         return [scores.loss_sum for each in reports[-1].evaluations for scores in each.scores]
 
     plain_run = torch.stack(accuracies(federation, training))
@@ -142,11 +142,11 @@ def test_engines_agree_on_augmented_8_bit_images(float64):
     from fedtailor.algorithms.pfedfda import PFedFDA
 
     federation = eight_bit(federations.federation(federations.convolutional()))
-    protocol = Protocol(rounds=2, participation=parse_participation("all"), evaluate_every=1)
+    schedule = Schedule(rounds=2, participation=parse_participation("all"), evaluate_every=1)
     losses = []
     for engine in ("reference", "workers", "batched"):
         algorithm = PFedFDA(training=AUGMENTED)
-        reports = list(federate(algorithm, federation, build_engine(EngineOptions(name=engine)), protocol, seed=1))
+        reports = list(federate(algorithm, federation, build_engine(EngineOptions(name=engine)), schedule, seed=1))
         losses.append(torch.stack([s.loss_sum for each in reports[-1].evaluations for s in each.scores]))
     assert torch.equal(losses[0], losses[1])
     assert torch.allclose(losses[0], losses[2], rtol=0, atol=1e-12)

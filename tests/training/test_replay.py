@@ -18,7 +18,7 @@ from fedtailor.core.engine import Job
 from fedtailor.core.noise import normal
 from fedtailor.core.prediction import predict_logits
 from fedtailor.core.rng import new_key
-from fedtailor.core.schedule import Protocol
+from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import LossOutput, Task, Training
 from fedtailor.models.module import from_module
 from fedtailor.simulation.engines.reference import Reference
@@ -393,7 +393,7 @@ def test_every_run_begins_anew(world, monkeypatch):
     begun = []
     engine = Reference()
     monkeypatch.setattr(Reference, "begin_run", lambda self: begun.append(self))
-    next(federate(FedAvg(training=TRAINING), world, engine, Protocol(rounds=1), seed=0))
+    next(federate(FedAvg(training=TRAINING), world, engine, Schedule(rounds=1), seed=0))
     assert begun == [engine]
 
 

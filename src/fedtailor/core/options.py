@@ -12,13 +12,16 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from fedtailor.core.errors import ConfigError, did_you_mean, match_name
 
 T = TypeVar("T")
+
+_LONGEST_VALUE = 200
+"""Characters of a value in a message."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +53,21 @@ def _show(bound: float) -> str:
     return str(int(bound)) if bound == int(bound) and abs(bound) <= 2**53 else f"{bound:g}"
 
 
-def check_options(instance: Any, *, owner: str | None = None) -> None:
+def check_options(instance: Any, *, owner: str | None = None, keys: Mapping[str, str] | None = None) -> None:
     """Check every field of a dataclass instance against its annotation.
 
-    An integer in a float field becomes a float. ``owner`` is the name used in messages
-    (default: the class name).
+    An integer in a float field becomes a float. Messages call a field ``owner.field`` (default owner: the class name),
+    or what ``keys`` says.
 
     Raises:
         ConfigError: naming owner and field, what is allowed and what was given.
     """
     owner = owner or type(instance).__name__
+    keys = keys or {}
     hints = typing.get_type_hints(type(instance), include_extras=True)
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
-        checked = check_value(value, hints[field.name], key=f"{owner}.{field.name}")
+        checked = check_value(value, hints[field.name], key=keys.get(field.name, f"{owner}.{field.name}"))
         if checked is not value:
             object.__setattr__(instance, field.name, checked)
 
@@ -149,8 +153,31 @@ def _describe(kind: Any) -> str:
 
 
 def _refuse(key: str, allowed: str, got: Any) -> ConfigError:
-    shown = repr(got) if isinstance(got, str) else str(got)
+    shown = show(got)
     return ConfigError(f"{key} must be {allowed}, got {shown}.", key=key, allowed=allowed, got=shown)
+
+
+def show(value: Any) -> str:
+    """Return a value as messages show it, cut where it is long."""
+    shown = repr(value) if isinstance(value, str) else str(value)
+    return shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]} ..."
+
+
+def check_names(names: Iterable[str], known: Sequence[str], *, section: str) -> None:
+    """Check that every key of a section is a known one.
+
+    Raises:
+        ConfigError: one is not; the message names the nearest.
+    """
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"unknown option '{section}.{name}'{did_you_mean(name, known) or '.'} "
+                f"Known in [{section}]: {', '.join(known)}.",
+                key=f"{section}.{name}",
+                allowed=list(known),
+                got=name,
+            )
 
 
 def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
@@ -160,15 +187,7 @@ def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
         ConfigError: an unknown key, or a value that does not fit its field.
     """
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # cls is a dataclass
-    for name in values:
-        if name not in names:
-            raise ConfigError(
-                f"unknown option '{section}.{name}'{did_you_mean(name, names) or '.'} "
-                f"Known in [{section}]: {', '.join(names)}.",
-                key=f"{section}.{name}",
-                allowed=names,
-                got=name,
-            )
+    check_names(values, names, section=section)
     hints = typing.get_type_hints(cls, include_extras=True)
     checked = {name: check_value(value, hints[name], key=f"{section}.{name}") for name, value in values.items()}
     return cls(**checked)

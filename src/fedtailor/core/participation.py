@@ -1,18 +1,16 @@
-"""Who takes part in a round."""
+"""Who takes part in a round. Checking a plan imports no torch; drawing a cohort does."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from fedtailor.core import rng
 from fedtailor.core.errors import ConfigError, RunError
-from fedtailor.core.options import Range, check_options
+from fedtailor.core.options import Range, check_options, show
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MOST_DRAWS = 10_000
 _FORMS = 'a probability such as 0.3, "all", "fixed(30)" or "bernoulli(0.3)"'
@@ -35,6 +33,12 @@ class Participation:
 
     def __post_init__(self) -> None:
         check_options(self, owner="federation")
+
+    def as_value(self) -> float | str:
+        """Return the plan as ``federation.participation`` writes it: a probability, ``"all"`` or ``"fixed(k)"``."""
+        if self.plan == "bernoulli":
+            return self.probability
+        return "all" if self.plan == "all" else f"fixed({self.count})"
 
     def check(self, population: int) -> None:
         """Check the plan against the number of clients.
@@ -65,6 +69,11 @@ class Participation:
         Raises:
             RunError: no draw reached ``min_clients``.
         """
+        import numpy as np
+        import torch
+
+        from fedtailor.core import rng
+
         if self.plan == "all" or (round == rounds and self.full_last_round):
             return torch.arange(population)
         for draw in range(_MOST_DRAWS):
@@ -82,31 +91,41 @@ class Participation:
         )
 
 
-def parse_participation(value: float | str, *, min_clients: int = 1, full_last_round: bool = True) -> Participation:
+def parse_participation(value: Any, **limits: Any) -> Participation:
     """Read ``federation.participation``: a probability, ``"all"``, ``"fixed(k)"`` or ``"bernoulli(q)"``.
 
+    Args:
+        value: what the configuration holds.
+        limits: ``min_clients`` and ``full_last_round`` of :class:`Participation`.
+
     Raises:
-        ConfigError: the text is none of these, or the number is out of range.
+        ConfigError: the value is none of these, or a number is out of range.
     """
-    rest = {"min_clients": min_clients, "full_last_round": full_last_round}
     if isinstance(value, str):
-        match = re.fullmatch(r"(bernoulli|fixed)\(([^()]+)\)", value.strip())
-        number = match.group(2) if match else value
-        try:
-            if value.strip() == "all":
-                return Participation(plan="all", **rest)  # type: ignore[arg-type]
-            if match and match.group(1) == "fixed":
-                return Participation(plan="fixed", count=int(number), **rest)  # type: ignore[arg-type]
-            value = float(number)
-        except ValueError:
-            raise _refused(value) from None
+        return _parse_text(value, limits)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise _refused(value)
-    return Participation(plan="bernoulli", probability=float(value), **rest)  # type: ignore[arg-type]
+    return Participation(plan="bernoulli", probability=float(value), **limits)
+
+
+def _parse_text(text: str, limits: dict[str, Any]) -> Participation:
+    if text.strip() == "all":
+        return Participation(plan="all", **limits)
+    call = re.fullmatch(r"(bernoulli|fixed)\(([^()]+)\)", text.strip())
+    number = call.group(2) if call else text
+    try:
+        if call and call.group(1) == "fixed":
+            return Participation(plan="fixed", count=int(number), **limits)
+        probability = float(number)
+    except ValueError:
+        raise _refused(text) from None
+    if not 0 < probability <= 1:
+        raise _refused(text)
+    return Participation(plan="bernoulli", probability=probability, **limits)
 
 
 def _refused(got: object) -> ConfigError:
-    shown = repr(got) if isinstance(got, str) else str(got)
+    shown = show(got)
     return ConfigError(
         f"federation.participation must be {_FORMS}, with a probability in (0, 1], got {shown}.",
         key="federation.participation",

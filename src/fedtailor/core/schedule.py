@@ -1,35 +1,83 @@
-"""The protocol: how long a run is, who takes part, who trains, and when what is evaluated."""
+"""The schedule of a run: its rounds, who takes part, who trains, and when models are evaluated. No torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fedtailor.core.algorithm import Algorithm
-from fedtailor.core.options import Range, check_options
-from fedtailor.core.participation import Participation
+from fedtailor.core.options import Range, check_names, check_options
+from fedtailor.core.participation import Participation, parse_participation
+
+if TYPE_CHECKING:
+    from fedtailor.core.algorithm import Algorithm
+
+SCHEDULE_KEYS: Mapping[str, tuple[str, ...]] = {
+    "federation": ("rounds", "participation", "min_clients", "full_last_round", "train"),
+    "evaluation": ("every", "personalized_every"),
+}
+"""The two sections of a configuration that hold a schedule, and their keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Protocol:
-    """How long a run is, who takes part, and when what is evaluated."""
+class Schedule:
+    """How long a run is, who takes part and trains, and when models are evaluated.
 
-    rounds: Annotated[int, Range(ge=1)]
+    A configuration holds it in two sections, ``[federation]`` and ``[evaluation]``.
+    """
+
+    rounds: Annotated[int, Range(ge=1)] = 30
+    """Rounds."""
     participation: Participation = field(default_factory=Participation)
+    """How the cohort of a round is drawn."""
     train: Literal["auto", "cohort", "all"] = "auto"
-    """Who trains in a round: the cohort, all clients while the cohort uploads, or as the algorithm does by itself."""
+    """Who trains: the cohort, or all clients in every round while the cohort uploads; auto: as the method does."""
     evaluate_every: Annotated[int, Range(ge=0)] = 10
-    """Rounds between evaluations at ``global`` and ``local``; 0: after the last round only."""
+    """Rounds between evaluations of the global model and of local models; 0: after the last round only."""
     personalized_every: Annotated[int, Range(ge=0)] = 0
-    """Rounds between evaluations at ``personalized``; 0: after the last round only."""
+    """Rounds between evaluations of personalized models; 0: after the last round only."""
 
     def __post_init__(self) -> None:
-        check_options(self, owner="federation")
+        keys = {name: f"evaluation.{key}" for key, name in _EVALUATION_FIELDS.items()}
+        check_options(self, owner="federation", keys=keys)
 
     def everybody_trains(self, algorithm: Algorithm[Any, Any, Any]) -> bool:
         """Return whether all clients train in every round."""
-        return (algorithm.trains if self.train == "auto" else self.train) == "all"
+        who = algorithm.trains if self.train == "auto" else self.train
+        return who == "all"
 
     def due(self, round: int, every: int) -> bool:
         """Return whether an evaluation is due after a round."""
         return round == self.rounds or (every > 0 and round % every == 0)
+
+    def sections(self) -> dict[str, dict[str, Any]]:
+        """Return the schedule as the sections of a configuration; :func:`read_schedule` reads them back."""
+        return {
+            "federation": {
+                "rounds": self.rounds,
+                "participation": self.participation.as_value(),
+                "min_clients": self.participation.min_clients,
+                "full_last_round": self.participation.full_last_round,
+                "train": self.train,
+            },
+            "evaluation": {key: getattr(self, name) for key, name in _EVALUATION_FIELDS.items()},
+        }
+
+
+_EVALUATION_FIELDS = {"every": "evaluate_every", "personalized_every": "personalized_every"}
+"""Key of ``[evaluation]`` -> field of :class:`Schedule`."""
+
+
+def read_schedule(federation: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Schedule:
+    """Read a schedule from the sections ``[federation]`` and ``[evaluation]`` of a configuration.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type, or a value out of range.
+    """
+    check_names(federation, SCHEDULE_KEYS["federation"], section="federation")
+    check_names(evaluation, SCHEDULE_KEYS["evaluation"], section="evaluation")
+    limits = {key: federation[key] for key in ("min_clients", "full_last_round") if key in federation}
+    participation = parse_participation(federation.get("participation", "all"), **limits)
+    given = {key: federation[key] for key in ("rounds", "train") if key in federation}
+    given |= {_EVALUATION_FIELDS[key]: value for key, value in evaluation.items()}
+    return Schedule(participation=participation, **given)

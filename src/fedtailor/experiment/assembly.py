@@ -10,8 +10,6 @@ from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine
 from fedtailor.core.errors import match_name, unknown_name
 from fedtailor.core.federation import Federation
-from fedtailor.core.participation import parse_participation
-from fedtailor.core.schedule import Protocol
 from fedtailor.core.task import Task, Training
 from fedtailor.data.build import DividedData, build
 from fedtailor.data.dataset import Dataset
@@ -34,7 +32,6 @@ class PreparedRun(NamedTuple):
     algorithm: Algorithm[Any, Any, Any]
     federation: Federation
     choice: EngineChoice
-    protocol: Protocol
     divided: DividedData
     notes: list[str]
 
@@ -60,19 +57,10 @@ def assemble(
         DataError: data is missing or damaged, or cannot be divided as asked.
     """
     algorithm = make_algorithm(config)
-    section = config.federation
-    protocol = Protocol(
-        rounds=section.rounds,
-        participation=parse_participation(
-            section.participation, min_clients=section.min_clients, full_last_round=section.full_last_round
-        ),
-        train=section.train,
-        evaluate_every=config.evaluation.every,
-        personalized_every=config.evaluation.personalized_every,
-    )
+    schedule = config.schedule
     prepare = (progress or Silence()).prepare
     divided = build(config.data, run_seed=seed, dataset=dataset, progress=prepare)
-    protocol.participation.check(len(divided.rows) - divided.num_new)
+    schedule.participation.check(len(divided.rows) - divided.num_new)
     shape, num_classes = divided.dataset.input_shape, divided.dataset.num_classes
     model_name = config.model.name or default_model(shape)
     model = build_model(model_name, shape, num_classes, config.model.options)
@@ -80,9 +68,9 @@ def assemble(
     federation = _with_other_models(federation, config.model.others)
     refuse_untrainable(config, federation)
     check_tasks(algorithm, federation)
-    check_who_trains(algorithm, protocol)
+    check_who_trains(algorithm, schedule)
     refuse_impossible_moves(algorithm.training, shape)
-    choice = choose_engine(config.engine, algorithm, federation, protocol)
+    choice = choose_engine(config.engine, algorithm, federation, schedule)
     resolved = dataclasses.replace(
         config,
         seeds=(seed,),
@@ -90,14 +78,14 @@ def assemble(
         model=dataclasses.replace(config.model, name=model_name),
         algorithm=_resolved(config.algorithm, algorithm),
         training=algorithm.training,
-        federation=dataclasses.replace(section, train="all" if protocol.everybody_trains(algorithm) else "cohort"),
+        schedule=dataclasses.replace(schedule, train="all" if schedule.everybody_trains(algorithm) else "cohort"),
         engine=dataclasses.replace(config.engine, name=cast(Any, choice.engine.name)),
     )
     preset = match_name(config.algorithm.preset, type(algorithm).presets) or ""
     warning = type(algorithm).preset_warnings.get(preset)
     notes = [*([warning] if warning else []), *algorithm.warnings(federation.common_task), *divided.notes]
-    notes += training_in_vain(algorithm, federation, protocol)
-    return PreparedRun(resolved, algorithm, federation, choice, protocol, divided, notes)
+    notes += training_in_vain(algorithm, federation, schedule)
+    return PreparedRun(resolved, algorithm, federation, choice, divided, notes)
 
 
 def _with_other_models(federation: Federation, others: tuple[str, ...]) -> Federation:

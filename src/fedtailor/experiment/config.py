@@ -12,13 +12,14 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tomli_w
 
 from fedtailor.algorithms import TABLE, load_algorithm
 from fedtailor.core.errors import ConfigError, did_you_mean, match_name
-from fedtailor.core.options import Range, build, check_options, check_value
+from fedtailor.core.options import Range, build, check_options, check_value, show
+from fedtailor.core.schedule import SCHEDULE_KEYS, Schedule, read_schedule
 from fedtailor.core.task import Training
 from fedtailor.data.options import DataOptions
 from fedtailor.models import MODELS
@@ -63,38 +64,6 @@ class AlgorithmOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FederationOptions:
-    """The ``[federation]`` section: how long, and who takes part."""
-
-    rounds: Annotated[int, Range(ge=1)] = 30
-    """Rounds."""
-    participation: float | str = "all"
-    """A probability for each client, "all", "fixed(k)" or "bernoulli(q)"."""
-    min_clients: Annotated[int, Range(ge=1)] = 1
-    """A smaller cohort is drawn again."""
-    full_last_round: bool = True
-    """Whether everybody takes part in the last round."""
-    train: Literal["auto", "cohort", "all"] = "auto"
-    """Who trains: the cohort, or all clients in every round while the cohort uploads; auto: as the method does."""
-
-    def __post_init__(self) -> None:
-        check_options(self, owner="federation")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationOptions:
-    """The ``[evaluation]`` section: when what is evaluated; all of it after the last round."""
-
-    every: Annotated[int, Range(ge=0)] = 10
-    """Rounds between evaluations of the global model and of local models; 0: after the last round only."""
-    personalized_every: Annotated[int, Range(ge=0)] = 0
-    """Rounds between evaluations of personalized models; 0: after the last round only."""
-
-    def __post_init__(self) -> None:
-        check_options(self, owner="evaluation")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole experiment."""
 
@@ -104,20 +73,21 @@ class Config:
     model: ModelOptions = field(default_factory=ModelOptions)
     algorithm: AlgorithmOptions = field(default_factory=AlgorithmOptions)
     training: Training = field(default_factory=Training)
-    federation: FederationOptions = field(default_factory=FederationOptions)
+    schedule: Schedule = field(default_factory=Schedule)
+    """The sections ``[federation]`` and ``[evaluation]``."""
     engine: EngineOptions = field(default_factory=EngineOptions)
-    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
 
 
-SECTIONS: Mapping[str, type[Any]] = {
+SECTIONS = ("data", "model", "algorithm", "training", "federation", "engine", "evaluation")
+"""The sections of a configuration, in the order in which they are written."""
+
+_CLASSES: Mapping[str, type[Any]] = {
     "data": DataOptions,
     "model": ModelOptions,
-    "algorithm": AlgorithmOptions,
     "training": Training,
-    "federation": FederationOptions,
     "engine": EngineOptions,
-    "evaluation": EvaluationOptions,
 }
+"""The sections whose keys are the fields of a dataclass."""
 
 
 def load_config(path: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> Config:
@@ -168,8 +138,13 @@ def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] 
                 allowed=known,
                 got=name,
             )
-    sections = {name: _section(name, values.get(name, {})) for name in SECTIONS}
-    return Config(seeds=_seeds(values), **sections)
+    tables = {name: _table(name, values.get(name, {})) for name in SECTIONS}
+    return Config(
+        seeds=_seeds(values),
+        algorithm=_algorithm_options(tables["algorithm"]),
+        schedule=read_schedule(tables["federation"], tables["evaluation"]),
+        **{name: _section(name, tables[name]) for name in _CLASSES},
+    )
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
@@ -208,9 +183,10 @@ def to_toml(config: Config) -> str:
         values["seed"] = config.seeds[0]
     else:
         values["seeds"] = list(config.seeds)
-    for name in SECTIONS:
-        values[name] = dataclasses.asdict(getattr(config, name))
-    values["algorithm"] |= values["algorithm"].pop("options")
+    sections = config.schedule.sections()
+    sections |= {name: dataclasses.asdict(getattr(config, name)) for name in (*_CLASSES, "algorithm")}
+    sections["algorithm"] |= sections["algorithm"].pop("options")
+    values |= {name: sections[name] for name in SECTIONS}
     return tomli_w.dumps(_without_none(values))
 
 
@@ -230,24 +206,34 @@ def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _without_none(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
-def _section(name: str, values: Any) -> Any:
+def _table(name: str, values: Any) -> dict[str, Any]:
+    """Return the keys and values of a section."""
     if not isinstance(values, Mapping):
         raise ConfigError(
-            f"'{name}' must be a section with keys, such as [{name}], got {values!r}.", key=name, got=repr(values)
+            f"'{name}' must be a section with keys, such as [{name}], got {show(values)}.", key=name, got=show(values)
         )
-    if name == "algorithm":
-        own = {key: values[key] for key in ("name", "preset") if key in values}
-        options = {key: value for key, value in values.items() if key not in own}
-        return build(AlgorithmOptions, {**own, "options": options}, section=name)
-    tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-    return build(SECTIONS[name], tuples, section=name)
+    return dict(values)
+
+
+def _section(name: str, table: Mapping[str, Any]) -> Any:
+    """Return a section whose keys are the fields of a dataclass; lists become tuples."""
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    return build(_CLASSES[name], values, section=name)
+
+
+def _algorithm_options(table: Mapping[str, Any]) -> AlgorithmOptions:
+    """Return the ``[algorithm]`` section; the algorithm itself checks its options later."""
+    named = {key: table[key] for key in ("name", "preset") if key in table}
+    options = {key: value for key, value in table.items() if key not in named}
+    return build(AlgorithmOptions, {**named, "options": options}, section="algorithm")
 
 
 def _in_section(values: Mapping[str, Any], name: str) -> str:
     """Return ``"; did you mean 'training.lr'?"`` if a section, or the algorithm, has an option of that name."""
     if isinstance(values[name], dict):
         return ""
-    options = {section: [field.name for field in dataclasses.fields(cls)] for section, cls in SECTIONS.items()}
+    options: dict[str, Iterable[str]] = dict(SCHEDULE_KEYS)
+    options |= {section: [field.name for field in dataclasses.fields(cls)] for section, cls in _CLASSES.items()}
     section = values.get("algorithm", {})
     chosen = section.get("name", AlgorithmOptions.name) if isinstance(section, Mapping) else ""
     if isinstance(chosen, str) and match_name(chosen, TABLE):

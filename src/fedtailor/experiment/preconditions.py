@@ -8,7 +8,7 @@ from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.federation import Federation
-from fedtailor.core.schedule import Protocol
+from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
 from fedtailor.experiment.config import Config
 
@@ -47,9 +47,9 @@ def refuse_impossible_moves(training: Training, shape: tuple[int, ...]) -> None:
         raise ConfigError(message, key="training.crop_padding", allowed=allowed, got=training.crop_padding)
 
 
-def training_in_vain(algorithm: Algorithm[Any, Any, Any], federation: Federation, protocol: Protocol) -> list[str]:
+def training_in_vain(algorithm: Algorithm[Any, Any, Any], federation: Federation, schedule: Schedule) -> list[str]:
     """Return what to say where clients train whose work goes nowhere."""
-    if not protocol.everybody_trains(algorithm):
+    if not schedule.everybody_trains(algorithm):
         return []
     state = algorithm.init_client(federation.common_task, federation.info(0), rng.new_key(0))
     in_vain = "with federation.train 'all', clients outside the cohort train in vain: this method keeps nothing there."

@@ -92,7 +92,7 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, An
         folder.add_events([{"kind": "note", "text": note} for note in parts.notes])
         for note in (*parts.notes, *([parts.choice.reason] if parts.choice.seconds is not None else [])):
             progress.note(note)
-        progress.begin(f"{name}, {parts.divided.dataset.name}, seed {seed}", parts.protocol.rounds)
+        progress.begin(f"{name}, {parts.divided.dataset.name}, seed {seed}", parts.config.schedule.rounds)
         try:
             result = _run_rounds(parts, folder, progress)
         finally:
@@ -128,7 +128,7 @@ def _run_rounds(parts: PreparedRun, folder: records.RunFolder, progress: Progres
         "algorithm": config.algorithm.name,
         "dataset": parts.divided.dataset.name,
         "clients": len(parts.divided.division.rows),
-        "rounds": config.federation.rounds,
+        "rounds": config.schedule.rounds,
         "seeds": list(config.seeds),
         "split_sha256": split_record(parts.divided.division, parts.divided.conditions)["split_sha256"],
         "metrics": metrics,
@@ -147,7 +147,7 @@ def _rounds(parts: PreparedRun, folder: records.RunFolder) -> Iterator[RoundRepo
         parts.algorithm,
         parts.federation,
         parts.engine,
-        parts.protocol,
+        parts.config.schedule,
         seed=parts.config.seeds[0],
         storage=lambda name: Store(folder.path / _STATE / name, IN_MEMORY // 3),  # there are three of them
     )

@@ -16,7 +16,7 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Cohort, Federation
 from fedtailor.core.message import Upload, download_bytes, reduce_field, upload_bytes
 from fedtailor.core.metrics import Scores
-from fedtailor.core.schedule import Protocol
+from fedtailor.core.schedule import Schedule
 from fedtailor.simulation.clients import Clients, Storage, in_memory
 from fedtailor.simulation.evaluation import evaluate_global, evaluate_personalized
 from fedtailor.simulation.programs import train_program
@@ -28,7 +28,7 @@ def federate(
     algorithm: Algorithm[Any, Any, Any],
     federation: Federation,
     engine: Engine,
-    protocol: Protocol,
+    schedule: Schedule,
     *,
     seed: int,
     storage: Storage = in_memory,
@@ -39,18 +39,18 @@ def federate(
         algorithm: what is run.
         federation: data and clients.
         engine: runs the clients' programs.
-        protocol: how long, who takes part, when what is evaluated.
+        schedule: how long, who takes part, when what is evaluated.
         seed: of every random number but those of the data.
         storage: where clients' states, rows and personal models are kept.
 
     Raises:
         RunError: the work of every client of a round failed.
     """
-    protocol.participation.check(federation.population)
+    schedule.participation.check(federation.population)
     engine.begin_run()
     with one_thread():  # the server's arithmetic, too, must not depend on the number of cores
-        loop = _Loop(algorithm, federation, engine, protocol, seed, storage)
-    for round in range(1, protocol.rounds + 1):
+        loop = _Loop(algorithm, federation, engine, schedule, seed, storage)
+    for round in range(1, schedule.rounds + 1):
         with one_thread():
             report = loop.run_round(round)
         yield report
@@ -79,13 +79,13 @@ _FRUITLESS, _MOST_FRUITLESS = 3, 20
 whoever was. Other batches may do better; a model that diverged does not."""
 
 
-def check_who_trains(algorithm: Algorithm[Any, Any, Any], protocol: Protocol) -> None:
+def check_who_trains(algorithm: Algorithm[Any, Any, Any], schedule: Schedule) -> None:
     """Check that nobody trains whose upload would be missing.
 
     Raises:
         ConfigError: the method needs the upload of everybody who trains, and more are to train.
     """
-    if protocol.everybody_trains(algorithm) and algorithm.requires_upload:
+    if schedule.everybody_trains(algorithm) and algorithm.requires_upload:
         raise ConfigError(
             f"federation.train must be 'cohort' or 'auto' for {type(algorithm).__name__}, got 'all': what a client "
             "keeps is part of a mean that the server keeps, which is wrong unless everybody who trains uploads.",
@@ -103,26 +103,26 @@ class _Loop:
         algorithm: Algorithm[Any, Any, Any],
         federation: Federation,
         engine: Engine,
-        protocol: Protocol,
+        schedule: Schedule,
         seed: int,
         storage: Storage,
     ) -> None:
-        self.algorithm, self.federation, self.protocol = algorithm, federation, protocol
+        self.algorithm, self.federation, self.schedule = algorithm, federation, schedule
         self.seed, self.storage, self.task = seed, storage, federation.common_task
         check_tasks(algorithm, federation)
-        check_who_trains(algorithm, protocol)
+        check_who_trains(algorithm, schedule)
         self.messages = algorithm.messages(self.task)
         self.server = algorithm.init_server(self.task, rng.new_key(seed, purpose="init_server"))
         self.clients = Clients(algorithm, federation, engine, storage, seed)
         self.trainable_clients, self.is_able = federation.trainable_clients, set(federation.trainable_clients)
-        self.everybody_trains = protocol.everybody_trains(algorithm)
+        self.everybody_trains = schedule.everybody_trains(algorithm)
         self.client_rounds = 0
         self.failing: set[int] = set()
         self.fruitless = 0
 
     def run_round(self, round: int) -> RoundReport:
         """Run one round and the evaluations that are due after it."""
-        drawn = self.protocol.participation.cohort(self.seed, round, self.protocol.rounds, self.federation.population)
+        drawn = self.schedule.participation.cohort(self.seed, round, self.schedule.rounds, self.federation.population)
         report = RoundReport(round, [client for client in drawn.tolist() if client in self.is_able])
         if round == 1:
             report.events += [
@@ -137,7 +137,7 @@ class _Loop:
 
     def _cohort(self, report: RoundReport, ids: Sequence[int]) -> Cohort:
         trained = self.client_rounds / max(len(self.trainable_clients), 1)
-        where = self.federation.population, report.round, self.protocol.rounds
+        where = self.federation.population, report.round, self.schedule.rounds
         return Cohort(torch.tensor(ids, dtype=torch.int64), *where, trained)
 
     def _train(self, report: RoundReport) -> dict[int, Upload]:
@@ -145,7 +145,7 @@ class _Loop:
         start = time.perf_counter()
         clients, cohort = (self.trainable_clients if self.everybody_trains else report.cohort), set(report.cohort)
         shared = self.algorithm.broadcast(self.server, self._cohort(report, report.cohort))
-        evaluate = self.protocol.due(report.round, self.protocol.evaluate_every)
+        evaluate = self.schedule.due(report.round, self.schedule.evaluate_every)
         program = partial(train_program, algorithm=self.algorithm, evaluate=evaluate)
         failed: list[tuple[int, Failure]] = []
         uploads: dict[int, Upload] = {}
@@ -183,7 +183,7 @@ class _Loop:
         )
         if not self.failing:
             return
-        first, last = not self.client_rounds, report.round == self.protocol.rounds
+        first, last = not self.client_rounds, report.round == self.schedule.rounds
         everybody = len(self.failing) == len(self.trainable_clients)
         in_vain = (everybody and self.fruitless >= _FRUITLESS) or self.fruitless >= _MOST_FRUITLESS
         if in_vain or (first and (everybody or last)):
@@ -204,12 +204,12 @@ class _Loop:
     def _evaluate(self, report: RoundReport) -> None:
         """Run the evaluations that are due."""
         start = time.perf_counter()
-        if self.protocol.due(report.round, self.protocol.evaluate_every):
+        if self.schedule.due(report.round, self.schedule.evaluate_every):
             model = self.algorithm.global_model(self.task, self.server)
             if model is not None:
                 evaluate_global(report, self.clients, model)
-        if self.protocol.due(report.round, self.protocol.personalized_every):
-            if report.round == self.protocol.rounds:
+        if self.schedule.due(report.round, self.schedule.personalized_every):
+            if report.round == self.schedule.rounds:
                 report.personal = self.storage("personal")
             self._personalized(report, new=False)
             if self.federation.num_new:
@@ -219,5 +219,5 @@ class _Loop:
     def _personalized(self, report: RoundReport, *, new: bool) -> None:
         ids = self.federation.new if new else self.federation.known
         shared = self.algorithm.broadcast(self.server, self._cohort(report, ids))
-        models = report.personal if report.round == self.protocol.rounds else None
+        models = report.personal if report.round == self.schedule.rounds else None
         evaluate_personalized(report, self.clients, shared, new=new, models=models)

@@ -13,7 +13,7 @@ from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine, Failure
 from fedtailor.core.federation import Federation
 from fedtailor.core.metrics import Scores
-from fedtailor.core.schedule import Protocol
+from fedtailor.core.schedule import Schedule
 from fedtailor.simulation.quarantine import describe
 from fedtailor.simulation.report import RoundReport
 from fedtailor.simulation.rounds import federate
@@ -126,11 +126,11 @@ def run(
         federation: the clients and their data.
         rounds: number of rounds.
         seed: of the run.
-        options: fields of the protocol; they replace the evaluation after every round, for example.
+        options: fields of the schedule; they replace the evaluation after every round, for example.
     """
     tracing = TracingEngine(engine)
-    protocol = Protocol(rounds=rounds, **{"evaluate_every": 1, "personalized_every": 1, **options})
-    tracing.trace.reports = list(federate(algorithm, federation, tracing, protocol, seed=seed))
+    schedule = Schedule(rounds=rounds, **{"evaluate_every": 1, "personalized_every": 1, **options})
+    tracing.trace.reports = list(federate(algorithm, federation, tracing, schedule, seed=seed))
     return tracing.trace
 
 

@@ -8,7 +8,7 @@ import torch
 from federations import federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core.participation import Participation
-from fedtailor.core.schedule import Protocol
+from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
@@ -21,13 +21,13 @@ from fedtailor.simulation.engines.options import EngineOptions
 
 WORLD = federation(perceptron(), sizes=(10, 20, 30, 40, 0), new_sizes=(1000,))
 TRAINING = Training(epochs=5, batch_size=10)  # 15 steps on the client of 30 examples
-LONG = Protocol(rounds=10_000)
+LONG = Schedule(rounds=10_000)
 
 
-def chosen(seconds, protocol=LONG, workers=2, algorithm=None, world=WORLD):
+def chosen(seconds, schedule=LONG, workers=2, algorithm=None, world=WORLD):
     """Return the choice for steps of a length."""
     algorithm = algorithm or FedAvg(training=TRAINING)
-    return choose(algorithm, world, protocol, workers, measure=lambda *_: seconds)
+    return choose(algorithm, world, schedule, workers, measure=lambda *_: seconds)
 
 
 def test_short_steps_of_a_long_run_get_processes():
@@ -45,8 +45,8 @@ def test_long_steps_get_threads(seconds):
 
 def test_a_run_must_earn_the_start():
     rounds = 1000  # of 4 clients with 15 steps each
-    assert chosen(0.0007, Protocol(rounds=rounds)).engine.name == "processes"  # 21 s for each of two processes
-    choice = chosen(0.0006, Protocol(rounds=rounds))
+    assert chosen(0.0007, Schedule(rounds=rounds)).engine.name == "processes"  # 21 s for each of two processes
+    choice = chosen(0.0006, Schedule(rounds=rounds))
     assert (
         choice.engine.name == "workers"
         and "for a run of about 18 s it is not worth starting processes" in choice.reason
@@ -57,8 +57,8 @@ def test_short_runs_and_single_cores_are_not_timed():
     def never(*_):
         raise AssertionError
 
-    for protocol, workers, why in ((Protocol(rounds=10), 2, "600 steps"), (LONG, 1, "one core")):
-        choice = choose(FedAvg(training=TRAINING), WORLD, protocol, workers, measure=never)
+    for schedule, workers, why in ((Schedule(rounds=10), 2, "600 steps"), (LONG, 1, "one core")):
+        choice = choose(FedAvg(training=TRAINING), WORLD, schedule, workers, measure=never)
         assert (choice.engine.name, choice.seconds) == ("workers", None) and why in choice.reason
 
 
@@ -86,8 +86,8 @@ def test_what_cannot_be_sent_gets_threads(monkeypatch):
     ],
 )
 def test_expected_steps(training, draw, train, steps):
-    protocol = Protocol(rounds=10, participation=draw, train=train)
-    assert expected_steps(FedAvg(training=training), WORLD, protocol) == steps
+    schedule = Schedule(rounds=10, participation=draw, train=train)
+    assert expected_steps(FedAvg(training=training), WORLD, schedule) == steps
 
 
 def test_nobody_who_trains():

@@ -9,7 +9,7 @@ from federations import federation, perceptron
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core import tree
 from fedtailor.core.errors import RunError
-from fedtailor.core.schedule import Protocol
+from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.store import Store
@@ -129,8 +129,8 @@ def test_runs_do_not_depend_on_it(tmp_path, float64, name):
         stores.append(Store(tmp_path / what, in_memory=0))
         return stores[-1]
 
-    protocol = Protocol(rounds=3, evaluate_every=1, personalized_every=1)
-    *_, last = federate(algorithm, world, Reference(), protocol, seed=3, storage=storage)
+    schedule = Schedule(rounds=3, evaluate_every=1, personalized_every=1)
+    *_, last = federate(algorithm, world, Reference(), schedule, seed=3, storage=storage)
     assert [store.folder.name for store in stores] == ["states", "own", "personal"]
     assert list(last.personal) == list(expected)
     for client, personal in expected.items():

@@ -16,7 +16,7 @@ from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import one_thread
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Federation
-from fedtailor.core.schedule import Protocol
+from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.options import EngineChoice
 from fedtailor.simulation.engines.processes import Processes, encode_map, encode_task
@@ -38,7 +38,7 @@ _SLOW = 0.02
 def choose(
     algorithm: Algorithm[Any, Any, Any],
     federation: Federation,
-    protocol: Protocol,
+    schedule: Schedule,
     workers: int = 0,
     *,
     measure: Callable[[Algorithm[Any, Any, Any], Federation], float] | None = None,
@@ -48,14 +48,14 @@ def choose(
     Args:
         algorithm: the algorithm that will run.
         federation: its clients and data.
-        protocol: its rounds, and which clients train in them.
+        schedule: its rounds, and which clients train in them.
         workers: how many clients run at the same time; 0: one per physical core.
         measure: returns the duration of a training step in seconds; default: :func:`step_seconds`.
     """
     count = workers or physical_cores()
     if count == 1:
         return EngineChoice(Workers(count), "engine workers: only one core is available.")
-    steps = expected_steps(algorithm, federation, protocol)
+    steps = expected_steps(algorithm, federation, schedule)
     if steps * SHORT_STEP / count <= WORTH_A_START:
         reason = f"engine workers: for {steps:.0f} steps it is not worth starting processes."
         return EngineChoice(Workers(count), reason)
@@ -77,19 +77,19 @@ def choose(
     return EngineChoice(Processes(count), f"engine processes: {duration}, too short for threads.", seconds)
 
 
-def expected_steps(algorithm: Algorithm[Any, Any, Any], federation: Federation, protocol: Protocol) -> float:
+def expected_steps(algorithm: Algorithm[Any, Any, Any], federation: Federation, schedule: Schedule) -> float:
     """Estimate the training steps of a run: as if every client had the median size and trained plainly."""
     sizes = _sizes(federation)
     if not sizes:
         return 0.0
-    clients = _expected_clients(algorithm, protocol, population=len(sizes))
-    return protocol.rounds * clients * _client_steps(algorithm.training, _median(sizes))
+    clients = _expected_clients(algorithm, schedule, population=len(sizes))
+    return schedule.rounds * clients * _client_steps(algorithm.training, _median(sizes))
 
 
-def _expected_clients(algorithm: Algorithm[Any, Any, Any], protocol: Protocol, population: int) -> float:
+def _expected_clients(algorithm: Algorithm[Any, Any, Any], schedule: Schedule, population: int) -> float:
     """Return how many clients of a population train in a round, on average."""
-    participation = protocol.participation
-    if protocol.everybody_trains(algorithm) or participation.plan == "all":
+    participation = schedule.participation
+    if schedule.everybody_trains(algorithm) or participation.plan == "all":
         return population
     if participation.plan == "fixed":
         return min(participation.count, population)

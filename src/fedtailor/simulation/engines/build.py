@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fedtailor.core.algorithm import Algorithm
     from fedtailor.core.engine import Engine
     from fedtailor.core.federation import Federation
-    from fedtailor.core.schedule import Protocol
+    from fedtailor.core.schedule import Schedule
 
 
 def build_engine(options: EngineOptions) -> Engine:
@@ -33,11 +33,11 @@ def build_engine(options: EngineOptions) -> Engine:
 
 
 def choose_engine(
-    options: EngineOptions, algorithm: Algorithm[Any, Any, Any], federation: Federation, protocol: Protocol
+    options: EngineOptions, algorithm: Algorithm[Any, Any, Any], federation: Federation, schedule: Schedule
 ) -> EngineChoice:
     """Build the engine that the options name; ``auto`` chooses one that suits the run."""
     if options.name != "auto":
         return EngineChoice(build_engine(options))
     from fedtailor.simulation.engines.auto import choose
 
-    return choose(algorithm, federation, protocol, options.workers)
+    return choose(algorithm, federation, schedule, options.workers)
