@@ -65,7 +65,7 @@ def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Cal
     from fedtailor.core.federation import Federation, Split
     from fedtailor.core.task import Task
     from fedtailor.models import build_model
-    from fedtailor.simulation.programs import SharedInputs, client_inputs, score_program
+    from fedtailor.simulation.programs import ScoreRequest, SharedInputs, client_inputs, client_program
 
     algorithm = FedAvg()
     task = Task(build_model(name, setting["shape"], setting["classes"], {}), setting["classes"], setting["shape"])
@@ -74,10 +74,13 @@ def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Cal
     federation = Federation(*data, [Split(none, none, row) for row in rows], task)
     model = algorithm.init_server(task, rng.new_key(0)).model
     common = SharedInputs(*data, federation.scale, torch.tensor(0), torch.tensor(1), model)
-    program = partial(score_program, algorithm=algorithm)
+    program = client_program(algorithm, ScoreRequest())
 
     def block() -> None:
-        jobs = [Job(client, task, client_inputs(federation, client, (), ()), EXAMPLES) for client in range(CLIENTS)]
+        jobs = []
+        for client, split in enumerate(federation.splits):
+            inputs = client_inputs(client, split, federation.info(client), (), ())
+            jobs.append(Job(client, task, inputs, EXAMPLES))
         outputs = engine.map(program, common, jobs)
         assert sum(float(scores.class_total.sum()) for scores in outputs) == CLIENTS * EXAMPLES
 

@@ -23,7 +23,7 @@ from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.provenance import machine, versions
 from fedtailor.papers import tables as papers
-from fedtailor.simulation.rounds import federate
+from fedtailor.simulation.rounds import simulate
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -51,7 +51,7 @@ def main() -> None:
     parts = assemble(make_config(cell.values, given), 0)
     clean = assemble(make_config({**cell.values, "data": unshifted}, given), 0)
     world = mismatched(parts.federation, clean.federation)
-    for report in federate(parts.algorithm, world, parts.engine, parts.config.schedule, seed=0):
+    for report in simulate(parts.algorithm, world, parts.engine, parts.config.schedule, seed=0):
         sys.stderr.write(f"\rround {report.round} of {parts.config.schedule.rounds}")
     metrics, _ = summary.final_metrics(summary.round_record(report, world))
     scores: dict[str, Any] = {

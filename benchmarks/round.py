@@ -42,8 +42,8 @@ from fedtailor.models import MODELS, build_model
 from fedtailor.simulation.engines.build import build_engine
 from fedtailor.simulation.engines.options import EngineOptions
 from fedtailor.simulation.engines.reference import run_job
-from fedtailor.simulation.programs import SharedInputs, client_inputs, personalize_program, train_program
-from fedtailor.simulation.rounds import federate
+from fedtailor.simulation.programs import PersonalizeRequest, SharedInputs, TrainRequest, client_inputs, client_program
+from fedtailor.simulation.rounds import simulate
 from fedtailor.training import blocks
 from fedtailor.training.step_graph.replay import ReplayRunner
 
@@ -118,7 +118,7 @@ def federation(task: Task, alpha: float) -> Federation:
 def whole_rounds(algorithm: Any, world: Federation, rounds: int, engine: Any) -> dict[str, float]:
     """Return median seconds of training a round, of the server, and of personalizing and scoring all clients."""
     schedule = Schedule(rounds=rounds + 1, evaluate_every=0, personalized_every=1)
-    reports = list(federate(algorithm, world, engine, schedule, seed=0))[1:]
+    reports = list(simulate(algorithm, world, engine, schedule, seed=0))[1:]
     kinds = ("train", "aggregate", "evaluate")
     return {kind: statistics.median(report.seconds[kind] for report in reports) for kind in kinds}
 
@@ -168,8 +168,8 @@ def _one_client(algorithm: Any, world: Federation, clock: Clock) -> dict[str, di
     own = algorithm.init_per_client(world.common_task, info, key)
     found = {}
     programs = {
-        "train": partial(train_program, algorithm=algorithm, evaluate=False),
-        "personalize": partial(personalize_program, algorithm=algorithm, new=False, validate=False),
+        "train": client_program(algorithm, TrainRequest()),
+        "personalize": client_program(algorithm, PersonalizeRequest(new=False, validate=False)),
     }
     runner = ReplayRunner()
     for what, program in programs.items():
@@ -178,7 +178,8 @@ def _one_client(algorithm: Any, world: Federation, clock: Clock) -> dict[str, di
         for _ in range(3):  # the first run warms up; in the second, small steps are recorded
             clock.seconds.clear()
             clock.last = time.perf_counter()
-            job = Job(0, world.common_task, client_inputs(world, 0, state, own), len(world.splits[0].train))
+            inputs = client_inputs(0, world.splits[0], info, state, own)
+            job = Job(0, world.common_task, inputs, len(inputs.train.rows))
             output = run_job(program, common, job, runner)
             clock._switch()
         assert not isinstance(output, Failure), output

@@ -71,7 +71,7 @@ def measure(name: str, clients: int, rounds: int, path: Path) -> dict[str, float
     from fedtailor.core.task import Training
     from fedtailor.simulation.engines.store import Store
     from fedtailor.simulation.engines.workers import Workers
-    from fedtailor.simulation.rounds import federate
+    from fedtailor.simulation.rounds import simulate
 
     training = Training(lr=0.01, epochs=1, batch_size=10)
     start = time.perf_counter()
@@ -79,7 +79,7 @@ def measure(name: str, clients: int, rounds: int, path: Path) -> dict[str, float
     plan = Participation(plan="fixed", count=COHORT, full_last_round=False)
     schedule = Schedule(rounds=10**6, participation=plan, evaluate_every=0)
     with tempfile.TemporaryDirectory() as folder:
-        running = federate(
+        running = simulate(
             load_algorithm(name)(training=training),
             world,
             Workers(),

@@ -125,7 +125,7 @@ def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Cal
     from fedtailor.core.federation import Federation, Split
     from fedtailor.core.task import Task, Training
     from fedtailor.models import build_model
-    from fedtailor.simulation.programs import SharedInputs, client_inputs, train_program
+    from fedtailor.simulation.programs import SharedInputs, TrainRequest, client_inputs, client_program
 
     training = Training(
         lr=LR, momentum=MOMENTUM, weight_decay=DECAY, epochs=setting["epochs"], batch_size=setting["batch"]
@@ -137,10 +137,13 @@ def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Cal
     federation = Federation(data[0], data[1], [Split(row, none, none) for row in rows], task)
     server = algorithm.init_server(task, rng.new_key(0))
     common = SharedInputs(*data, federation.scale, torch.tensor(0), torch.tensor(1), server)
-    program = partial(train_program, algorithm=algorithm, evaluate=False)
+    program = client_program(algorithm, TrainRequest())
 
     def block() -> int:
-        jobs = [Job(client, task, client_inputs(federation, client, (), ()), EXAMPLES) for client in range(CLIENTS)]
+        jobs = []
+        for client, split in enumerate(federation.splits):
+            inputs = client_inputs(client, split, federation.info(client), (), ())
+            jobs.append(Job(client, task, inputs, EXAMPLES))
         return int(sum(output[2]["steps"] for output in engine.map(program, common, jobs)))
 
     return block

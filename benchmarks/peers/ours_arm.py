@@ -16,7 +16,7 @@ from fedtailor.core.task import Task
 from fedtailor.models import build_model
 from fedtailor.simulation.engines.build import build_engine
 from fedtailor.simulation.engines.options import EngineOptions
-from fedtailor.simulation.rounds import federate
+from fedtailor.simulation.rounds import simulate
 
 
 class Watched:
@@ -58,7 +58,7 @@ def main() -> None:
     requests = work.Requests()
     engine = Watched(build_engine(EngineOptions(name=plan.engine, workers=plan.workers)))  # type: ignore[arg-type]
     schedule = Schedule(rounds=plan.rounds + 2, participation=work.participation(plan), evaluate_every=0)
-    reports = federate(FedAvg(training=plan.training), federation(plan), engine, schedule, seed=0)
+    reports = simulate(FedAvg(training=plan.training), federation(plan), engine, schedule, seed=0)
     for cohort in work.cohorts(plan):
         if not requests.wait():
             break

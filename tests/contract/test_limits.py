@@ -42,7 +42,7 @@ def torch_rounds(clients, training, *, seed=3):
     y = clients.y[positions]
     for round in range(1, ROUNDS + 1):
         words = SharedInputs(x, y, UNSCALED, torch.tensor(seed), torch.tensor(round), ())
-        key = client_key(words, client_inputs(clients, 0, (), ()), "train")
+        key = client_key(words, client_inputs(0, clients.splits[0], clients.info(0), (), ()), "train")
         module = module_of(params)
         fit(module, x, y, planned(len(x), key, training), training)
         params = params_of(module)

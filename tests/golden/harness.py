@@ -14,7 +14,7 @@ from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task
 from fedtailor.models.mlp import mlp
 from fedtailor.simulation.engines.reference import Reference
-from fedtailor.simulation.rounds import federate
+from fedtailor.simulation.rounds import simulate
 from fedtailor.training import blocks as local
 
 CLASSES, INPUTS, HIDDEN = 3, 3, 4
@@ -139,7 +139,7 @@ class Recorder:
     def run(self, algorithm, world, *, rounds=2, seed=5, **schedule):
         """Run rounds with evaluations after each; return the recorder."""
         options = {"evaluate_every": 1, "personalized_every": 1, **schedule}
-        self.reports += federate(algorithm, world, self, Schedule(rounds=rounds, **options), seed=seed)
+        self.reports += simulate(algorithm, world, self, Schedule(rounds=rounds, **options), seed=seed)
         return self
 
     def visit(self, round, program, client):

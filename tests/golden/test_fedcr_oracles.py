@@ -258,7 +258,7 @@ def test_engines_agree_with_augmentation():
 def mixed(one, other):
     """Return a federation whose clients have one model and another in turn."""
     world = federation(one)
-    return replace(world, own_tasks=[(one, other)[client % 2] for client in range(len(world.splits))])
+    return replace(world, client_tasks=[(one, other)[client % 2] for client in range(len(world.splits))])
 
 
 @pytest.mark.parametrize("engine", [Batched(), Batched(2)])

@@ -18,7 +18,7 @@ from fedtailor.models.mlp import mlp
 from fedtailor.models.module import from_module
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
-from fedtailor.simulation.rounds import federate
+from fedtailor.simulation.rounds import simulate
 from golden import harness
 from golden.network import confusion, features, gradient
 
@@ -168,10 +168,10 @@ def test_two_architectures_share_prototypes():
     """Stacked by architecture or one by one, clients of both get the same global means."""
     world = harness.federation((*harness.LABELS, [0, 1, 2, 2], [2, 0, 1, 1, 0]), num_new=1)
     tasks = [world.common_task, deep_task()]
-    world = replace(world, own_tasks=[tasks[client % 2] for client in range(4)])
+    world = replace(world, client_tasks=[tasks[client % 2] for client in range(4)])
     finals = []
     for engine in (Reference(), Batched(32)):
-        reports = list(federate(FedProto(training=TRAINING), world, engine, Schedule(rounds=2), seed=5))
+        reports = list(simulate(FedProto(training=TRAINING), world, engine, Schedule(rounds=2), seed=5))
         finals.append(reports[-1].personal)
         assert not reports[-1].events and set(finals[-1]) == {0, 1, 2, 3}
     for client, personal in finals[0].items():
@@ -182,9 +182,9 @@ def test_two_architectures_share_prototypes():
 
 def test_features_of_another_length_are_refused():
     world = harness.federation()
-    world = replace(world, own_tasks=[world.common_task, Task(mlp((3,), 3, hidden=9), 3, (3,))])
+    world = replace(world, client_tasks=[world.common_task, Task(mlp((3,), 3, hidden=9), 3, (3,))])
     with pytest.raises(ConfigError, match="client 1"):
-        list(federate(FedProto(), world, Reference(), Schedule(rounds=1), seed=0))
+        list(simulate(FedProto(), world, Reference(), Schedule(rounds=1), seed=0))
 
 
 @pytest.mark.parametrize("options", [{"penalty": -1.0}, {"prediction": "nearest"}])

@@ -21,7 +21,7 @@ from fedtailor.core.task import Task, Training
 from fedtailor.experiment.algorithm_card import most_bytes_up
 from fedtailor.models.module import from_module
 from fedtailor.simulation.engines.reference import Reference
-from fedtailor.simulation.rounds import federate
+from fedtailor.simulation.rounds import simulate
 from golden import harness
 from golden.network import average, confusion, cross_entropy, logits, sgd
 
@@ -147,7 +147,7 @@ def planted(seed):
 def final(cls, seed):
     """Return the mean accuracy of known and new clients of planted groups, and each one's diagnostics."""
     algorithm = cls(training=Training(lr=0.1, epochs=2, batch_size=10))
-    *_, report = federate(algorithm, planted(seed), Reference(), Schedule(rounds=12, evaluate_every=0), seed=seed)
+    *_, report = simulate(algorithm, planted(seed), Reference(), Schedule(rounds=12, evaluate_every=0), seed=seed)
     known, new = (e for e in report.evaluations if e.point == "personalized")
     accuracies = [float(s.class_correct.sum() / s.class_total.sum()) for s in (*known.scores, *new.scores)]
     return np.mean(accuracies), {**known.diagnostics.get("cluster", {}), **new.diagnostics.get("cluster", {})}

@@ -17,7 +17,7 @@ from fedtailor.core.task import Training
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
-from fedtailor.simulation.rounds import federate
+from fedtailor.simulation.rounds import simulate
 from fedtailor.testing.runs import assert_same_bits, run
 
 pytestmark = [
@@ -183,7 +183,7 @@ class AllFail(FedRep):
 
 @pytest.mark.parametrize("engine", [Reference(), Workers(2), Batched(3)], ids=lambda engine: engine.name)
 def test_all_failing_ends_the_run(world, engine):
-    rounds = federate(AllFail(training=TRAINING), world, engine, Schedule(rounds=3), seed=1)
+    rounds = simulate(AllFail(training=TRAINING), world, engine, Schedule(rounds=3), seed=1)
     next(rounds)
     with pytest.raises(ClientError, match="client 0, local_update, round 2: every client failed") as caught:
         next(rounds)
@@ -216,18 +216,18 @@ def test_a_run_that_fails_for_everybody_from_some_round_on_stops(world):
     for cohorts, last in [({}, 4), ({2: [0, 1], 3: [0, 1], 4: [2], 5: [3, 4], 6: [6]}, 6)]:
         schedule = Schedule(rounds=7, participation=Planned(cohorts=cohorts))
         with pytest.raises(RunError, match=f"round {last}: the work of none of the 6 clients can be used; client"):
-            list(federate(DivergesForGood(training=TRAINING), world, Reference(), schedule, seed=1))
+            list(simulate(DivergesForGood(training=TRAINING), world, Reference(), schedule, seed=1))
 
 
 def test_a_run_stops_after_twenty_rounds_in_vain_whoever_was_drawn(world):
     schedule = Schedule(rounds=40, participation=Planned(cohorts={round: [0] for round in range(1, 40)}))
-    rounds = federate(DivergesForGood(training=TRAINING), world, Reference(), schedule, seed=1)
+    rounds = simulate(DivergesForGood(training=TRAINING), world, Reference(), schedule, seed=1)
     with pytest.raises(RunError, match="round 21: the work of none of the 1 clients can be used; client 0"):
         list(rounds)
 
 
 def test_a_run_goes_on_after_two_rounds_that_failed_for_everybody(world):
-    rounds = federate(DivergesForGood(training=TRAINING, until=3), world, Reference(), Schedule(rounds=5), seed=1)
+    rounds = simulate(DivergesForGood(training=TRAINING, until=3), world, Reference(), Schedule(rounds=5), seed=1)
     assert [len(report.trained) for report in rounds] == [6, 0, 0, 6, 6]
 
 

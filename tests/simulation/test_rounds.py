@@ -22,11 +22,11 @@ from fedtailor.core.rng import new_key
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task, Training
 from fedtailor.models import build_model
-from fedtailor.simulation import clients, evaluation
+from fedtailor.simulation import clients
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.report import Evaluation
-from fedtailor.simulation.rounds import federate
+from fedtailor.simulation.rounds import simulate
 from fedtailor.testing.runs import TracingEngine, assert_same_bits, assert_same_runs, run
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -46,7 +46,7 @@ def points(report):
 
 def test_what_is_evaluated_when(world):
     schedule = Schedule(rounds=5, evaluate_every=2, personalized_every=3)
-    reports = list(federate(FedAvg(training=TRAINING), world, Reference(), schedule, seed=1))
+    reports = list(simulate(FedAvg(training=TRAINING), world, Reference(), schedule, seed=1))
     both = [("local", "known"), ("global", "known")]
     last = [("personalized", "known"), ("personalized", "new")]
     assert [points(report) for report in reports] == [[], both, last, both, both + last]
@@ -57,22 +57,22 @@ def test_what_is_evaluated_when(world):
 
 def test_after_the_last_round_only(world):
     schedule = Schedule(rounds=2, evaluate_every=0)
-    reports = list(federate(FedAvg(training=TRAINING), world, Reference(), schedule, seed=1))
+    reports = list(simulate(FedAvg(training=TRAINING), world, Reference(), schedule, seed=1))
     assert points(reports[0]) == [] and len(points(reports[1])) == 4
 
 
 @pytest.mark.parametrize("engine", [Reference(), Batched()])
 def test_the_global_model_is_scored_once_on_the_complete_test_part(world, engine, monkeypatch):
-    monkeypatch.setattr(evaluation, "_COMPLETE_CHUNK", 7)
+    monkeypatch.setattr(clients, "_COMPLETE_CHUNK", 7)
     complete = torch.cat([split.test for split in world.splits])
     world = replace(world, complete=complete)
     schedule = Schedule(rounds=1, evaluate_every=1)
-    (report,) = federate(FedAvg(training=TRAINING), world, engine, schedule, seed=1)
+    (report,) = simulate(FedAvg(training=TRAINING), world, engine, schedule, seed=1)
     found = {(e.point, e.test_set): e for e in report.evaluations if e.clients == "known"}
     whole = found["global", "complete"]
     assert whole.ids == [] and len(whole.scores) == 1
     everybody = replace(world, splits=[s._replace(test=complete) for s in world.splits])
-    (report,) = federate(FedAvg(training=TRAINING), everybody, engine, schedule, seed=1)
+    (report,) = simulate(FedAvg(training=TRAINING), everybody, engine, schedule, seed=1)
     own = next(e for e in report.evaluations if (e.point, e.test_set) == ("global", "clients"))
     assert torch.equal(own.scores[3].class_correct, whole.scores[0].class_correct)
     assert torch.allclose(own.scores[3].loss_sum, whole.scores[0].loss_sum, rtol=1e-13)
@@ -94,7 +94,7 @@ def test_evaluations_say_what_they_are_of(world):
 
 
 def test_clients_without_examples_are_named_once(world):
-    reports = list(federate(FedAvg(training=TRAINING), world, Reference(), Schedule(rounds=3), seed=1))
+    reports = list(simulate(FedAvg(training=TRAINING), world, Reference(), Schedule(rounds=3), seed=1))
     assert [len(report.events) for report in reports] == [1, 0, 0]
     assert reports[0].events[0]["client"] == 5 and reports[0].events[0]["kind"] == "skipped"
     assert all(report.cohort == ABLE for report in reports)
@@ -191,7 +191,7 @@ def test_cohorts_that_algorithms_see(world, monkeypatch):
     watch("aggregate", 2)
     plan = Planned(cohorts={1: [4, 2], 2: [5]})
     schedule = Schedule(rounds=2, participation=plan, evaluate_every=0)
-    list(federate(FedAvg(training=TRAINING), world, Reference(), schedule, seed=1))
+    list(simulate(FedAvg(training=TRAINING), world, Reference(), schedule, seed=1))
     found = [(name, cohort.ids.tolist(), cohort.round) for name, cohort in seen]
     assert [cohort.rounds_trained for _, cohort in seen] == [0.0, *[2 / 6] * 4]
     assert [cohort.new for _, cohort in seen] == [False] * 4 + [True]
@@ -262,7 +262,7 @@ def test_steps_count_the_personalization_after_the_last_round(world):
 
 def test_rounds_come_one_by_one(world):
     recording = TracingEngine(Reference())
-    rounds = federate(FedAvg(training=TRAINING), world, recording, Schedule(rounds=3), seed=1)
+    rounds = simulate(FedAvg(training=TRAINING), world, recording, Schedule(rounds=3), seed=1)
     assert recording.trace.outputs == []
     next(rounds)
     assert {round for round, _, _, _ in recording.trace.outputs} == {1}
@@ -272,7 +272,7 @@ def test_impossible_participation_is_refused_before_anything_runs(world):
     recording = TracingEngine(Reference())
     schedule = Schedule(rounds=3, participation=Participation(plan="fixed", count=8))
     with pytest.raises(ConfigError, match="asks for 8 clients a round, there are 7"):
-        next(federate(FedAvg(), world, recording, schedule, seed=1))
+        next(simulate(FedAvg(), world, recording, schedule, seed=1))
     assert recording.trace.outputs == []
 
 
@@ -299,7 +299,7 @@ def test_a_run_in_which_nobody_ever_delivers_is_an_error(float64):
     with pytest.raises(
         RunError, match=r"round 1: the work of none of the \d+ clients can be used; client \d+: field 'model'"
     ):
-        list(federate(diverges, world, Reference(), Schedule(rounds=3), seed=0))
+        list(simulate(diverges, world, Reference(), Schedule(rounds=3), seed=0))
 
 
 def test_validation_examples_are_scored_on_their_own(float64):
@@ -310,7 +310,7 @@ def test_validation_examples_are_scored_on_their_own(float64):
     ]
     schedule = Schedule(rounds=1)
     runs = [
-        list(federate(FedAvg(), one, Reference(), schedule, seed=0))[-1].evaluations
+        list(simulate(FedAvg(), one, Reference(), schedule, seed=0))[-1].evaluations
         for one in (world, replace(world, splits=splits))
     ]
     points = [[(one.point, one.test_set) for one in evaluations] for evaluations in runs]
@@ -325,19 +325,19 @@ def test_who_must_upload_does_not_train_outside_the_cohort(world, algorithm):
     """Their clients' states are parts of a mean at the server."""
     schedule = Schedule(rounds=1, train="all")
     with pytest.raises(ConfigError, match=r"federation\.train must be 'cohort' or 'auto' for \w+, got 'all'") as caught:
-        list(federate(algorithm(training=TRAINING), world, Reference(), schedule, seed=1))
+        list(simulate(algorithm(training=TRAINING), world, Reference(), schedule, seed=1))
     assert caught.value.key == "federation.train"
 
 
 def test_groups_of_clients_change_nothing(world, monkeypatch):
     algorithm = FedPAC(training=TRAINING)
     whole = run(algorithm, Reference(), world)
-    monkeypatch.setattr(clients, "_GROUP", 2)
+    monkeypatch.setattr(clients, "_LARGEST_GROUP", 2)
     assert_same_runs(whole, run(algorithm, Reference(), world))
 
 
 def test_groups_are_smaller_where_models_are_large(world):
-    found = clients.Clients(FedAvg(), world, Reference(), clients.in_memory, 0)
-    assert found._group() == 512
+    found = clients.LocalClients(FedAvg(), world, Reference(), seed=0)
+    assert found._group_size() == 512
     large = replace(world, common_task=Task(build_model("resnet18_gn", (3, 32, 32), 10), 10, (3, 32, 32)))
-    assert clients.Clients(FedAvg(), large, Reference(), clients.in_memory, 0)._group() == 32
+    assert clients.LocalClients(FedAvg(), large, Reference(), seed=0)._group_size() == 32

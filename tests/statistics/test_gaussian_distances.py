@@ -10,7 +10,7 @@ from fedtailor.algorithms import load_algorithm
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.reference import Reference
-from fedtailor.simulation.rounds import federate
+from fedtailor.simulation.rounds import simulate
 from fedtailor.statistics import gaussian
 
 CLASSES, D = 4, 6
@@ -114,7 +114,7 @@ def test_surprise_where_it_is_not_defined():
 def test_strange_inputs_are_unfamiliar_to_a_trained_model(name, float64):
     federation = federations.federation(federations.perceptron(), distance=3.0)
     algorithm = load_algorithm(name)(training=Training(lr=0.1, epochs=3, batch_size=5))
-    *_, report = federate(algorithm, federation, Reference(), Schedule(rounds=3), seed=1)
+    *_, report = simulate(algorithm, federation, Reference(), Schedule(rounds=3), seed=1)
     task, x = federation.common_task, federation.x[federation.splits[6].test]
     personal = report.personal[6]
     near, far = (algorithm.ood_score(task, personal, inputs) for inputs in (x, x + 30.0))

@@ -15,7 +15,7 @@ from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.build import build_engine
 from fedtailor.simulation.engines.options import EngineOptions
-from fedtailor.simulation.rounds import federate
+from fedtailor.simulation.rounds import simulate
 from fedtailor.training.augment import Moving, moving
 from fedtailor.training.batches import Amount, gather, plan_batches, take
 from fedtailor.training.blocks import train
@@ -130,7 +130,7 @@ def test_a_run_on_8_bit_images_is_that_on_floats(engine, float64):
 
     def accuracies(world, training):
         algorithm = FedAvg(training=training)
-        reports = list(federate(algorithm, world, build_engine(EngineOptions(name=engine)), schedule, seed=1))
+        reports = list(simulate(algorithm, world, build_engine(EngineOptions(name=engine)), schedule, seed=1))
         return [scores.loss_sum for each in reports[-1].evaluations for scores in each.scores]
 
     plain_run = torch.stack(accuracies(federation, training))
@@ -146,7 +146,7 @@ def test_engines_agree_on_augmented_8_bit_images(float64):
     losses = []
     for engine in ("reference", "workers", "batched"):
         algorithm = PFedFDA(training=AUGMENTED)
-        reports = list(federate(algorithm, federation, build_engine(EngineOptions(name=engine)), schedule, seed=1))
+        reports = list(simulate(algorithm, federation, build_engine(EngineOptions(name=engine)), schedule, seed=1))
         losses.append(torch.stack([s.loss_sum for each in reports[-1].evaluations for s in each.scores]))
     assert torch.equal(losses[0], losses[1])
     assert torch.allclose(losses[0], losses[2], rtol=0, atol=1e-12)

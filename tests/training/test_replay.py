@@ -23,7 +23,7 @@ from fedtailor.core.task import LossOutput, Task, Training
 from fedtailor.models.module import from_module
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
-from fedtailor.simulation.rounds import federate
+from fedtailor.simulation.rounds import simulate
 from fedtailor.training.blocks import train
 from fedtailor.training.losses import classification_loss, model_gradient
 from fedtailor.training.phase import StepOutput
@@ -393,7 +393,7 @@ def test_every_run_begins_anew(world, monkeypatch):
     begun = []
     engine = Reference()
     monkeypatch.setattr(Reference, "begin_run", lambda self: begun.append(self))
-    next(federate(FedAvg(training=TRAINING), world, engine, Schedule(rounds=1), seed=0))
+    next(simulate(FedAvg(training=TRAINING), world, engine, Schedule(rounds=1), seed=0))
     assert begun == [engine]
 
 

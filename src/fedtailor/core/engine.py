@@ -1,4 +1,4 @@
-"""What an engine is: something that runs one client's program for many clients."""
+"""The interface of engines, which run one client's program for many clients."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ class ExampleIndices(NamedTuple):
     rows: Tensor  # (n,)
     weight: Tensor  # (n,)
 
+    @classmethod
+    def of(cls, positions: Tensor) -> ExampleIndices:
+        """Return the examples at the given positions (n,), each with weight 1."""
+        return cls(positions, torch.ones(len(positions)))
+
 
 class Job(NamedTuple):
     """One client's share of the work."""
@@ -29,7 +34,7 @@ class Job(NamedTuple):
     task: Task
     row: Any
     size: int
-    """Number of training examples: what the duration follows, and how many rows per example are kept."""
+    """Number of training examples: an estimate of the duration, and how many rows per example are kept."""
 
 
 class Failure(NamedTuple):
@@ -39,7 +44,7 @@ class Failure(NamedTuple):
 
 
 class Engine(Protocol):
-    """Runs a program for many clients. What it returns does not depend on how it is done."""
+    """Runs a program for many clients. The outputs do not depend on the engine."""
 
     @property
     def name(self) -> str:
@@ -55,7 +60,7 @@ class Engine(Protocol):
         """
 
     def close(self) -> None:
-        """Give back what is held between calls of :meth:`map`; a later call takes it anew."""
+        """Release what is held between calls of :meth:`map`; a later call acquires it again."""
 
 
 @contextmanager

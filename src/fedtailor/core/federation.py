@@ -1,4 +1,4 @@
-"""The data of a federation as a client's program sees it: examples, counts, and never the test set."""
+"""A federation: its roster and its data, and what of the data a client's program sees, which is never the test set."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from torch import Tensor
 
 from fedtailor.core.noise import row_words
 from fedtailor.core.rng import Key
+from fedtailor.core.roster import Roster
 from fedtailor.core.task import Task
 
 UNSCALED = torch.empty(3, 0)
-"""The scale of a table whose values are used as they are: known by its shape, so that no batch pays for it."""
+"""The scale of a table whose values are used as they are. Its shape tells, so that no batch has to check values."""
 
 
 class ExampleSet(NamedTuple):
-    """Some examples of a table: positions and weights; building blocks gather, algorithms do not.
+    """Some examples of a table: positions and weights. Building blocks gather the examples, algorithms do not.
 
-    The table is the resident dataset, the same for all clients, or a derived one (cached features).
-    Examples of weight 0 are not there (padding, or left out by sampling). Images and 8-bit values stay as
-    stored: what is gathered becomes ``(value / scale[0] - scale[1]) / scale[2]``; other tables are used as they are.
+    The table is the data set in memory, the same for all clients, or a table made from it (cached features).
+    Examples of weight 0 do not count: they are padding, or were left out by sampling. Images and 8-bit values stay
+    as stored: a gathered value becomes ``(value / scale[0] - scale[1]) / scale[2]``. Other tables are used as they are.
     """
 
     x: Tensor  # (rows, *input_shape)
@@ -38,7 +39,7 @@ class ExampleSet(NamedTuple):
         return self.y[self.rows]
 
     def size(self) -> Tensor:
-        """Return the number of examples that are there, ()."""
+        """Return the number of examples that count, ()."""
         return (self.weight > 0).sum()
 
     def keep(self, count: Tensor, key: Key) -> ExampleSet:
@@ -80,7 +81,7 @@ class Cohort(NamedTuple):
 
     @property
     def new(self) -> bool:
-        """Whether these are clients that never took part."""
+        """Whether these are clients that never take part in training."""
         return bool((self.ids >= self.population).any())
 
 
@@ -93,7 +94,7 @@ class Split(NamedTuple):
 
 
 class Splits(Sequence[Split]):
-    """The splits of all clients, in three tensors: those of 100,000 clients would be as many small ones otherwise."""
+    """The splits of all clients in three tensors, where 100,000 clients would else have 300,000 small ones."""
 
     def __init__(self, splits: Iterable[Split]) -> None:
         columns = list(zip(*splits, strict=True)) or [(), (), ()]
@@ -126,11 +127,11 @@ class Splits(Sequence[Split]):
 
 @dataclass(frozen=True)
 class Federation:
-    """A dataset divided among clients.
+    """A data set divided among clients: the roster, and the data.
 
-    ``x`` holds the examples: images as stored, (rows, channels, height, width) whose memory is laid out channels
-    last, normalized by ``scale`` when they are used; or tables of floats; ``y`` the labels. ``splits[i]`` are the
-    positions of client i. Clients numbered from ``num_known`` on never take part in training (``new`` clients).
+    ``x`` holds the examples. They are images as stored, (rows, channels, height, width) in channels-last memory,
+    which ``scale`` normalizes when they are used, or tables of floats. ``y`` holds the labels. ``splits[i]`` are the
+    positions of client i. The last ``num_new`` clients never take part in training.
     """
 
     x: Tensor
@@ -141,46 +142,48 @@ class Federation:
     class_names: Sequence[str] = field(default_factory=tuple)
     client_names: Sequence[str] = field(default_factory=tuple)
     conditions: Sequence[str] = field(default_factory=tuple)
-    """What was done to each client's examples, such as ``clean`` or ``frost-3``; empty: nothing to anybody's."""
+    """What was done to each client's examples, such as ``clean`` or ``frost-3``; empty: nothing, for all clients."""
     scale: Tensor = field(default_factory=lambda: UNSCALED)
-    own_tasks: Sequence[Task] = field(default_factory=tuple)
+    client_tasks: Sequence[Task] = field(default_factory=tuple)
     """Task of every client where their models differ; empty: all have ``common_task``."""
     complete: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    """Positions of the official test part where it is nobody's in particular: global models are scored on it too."""
+    """Positions of the official test part if it belongs to no client: global models are scored on it too."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.splits, Splits):
             object.__setattr__(self, "splits", Splits(self.splits))
 
+    @cached_property
+    def roster(self) -> Roster:
+        """Who there is, without the data."""
+        splits = cast(Splits, self.splits)
+        return Roster(
+            common_task=self.common_task,
+            num_train=splits.num_train(),
+            num_new=self.num_new,
+            names=self.client_names,
+            client_tasks=self.client_tasks,
+            validates=splits.has_validation,
+        )
+
     @property
     def population(self) -> int:
         """Number of clients that can take part in training."""
-        return len(self.splits) - self.num_new
-
-    @cached_property
-    def trainable_clients(self) -> list[int]:
-        """Ids of the known clients that have training examples."""
-        counts = cast(Splits, self.splits).num_train()
-        return [client for client in self.known if counts[client]]
-
-    @property
-    def validates(self) -> bool:
-        """Whether any client has validation examples."""
-        return cast(Splits, self.splits).has_validation
+        return self.roster.population
 
     @property
     def known(self) -> range:
         """Ids of the clients that can take part in training."""
-        return range(self.population)
+        return self.roster.known
 
     @property
     def new(self) -> range:
         """Ids of the clients held out from training."""
-        return range(self.population, len(self.splits))
+        return self.roster.new
 
     def task(self, client: int) -> Task:
         """Return the task of a client."""
-        return self.own_tasks[client] if self.own_tasks else self.common_task
+        return self.roster.task(client)
 
     def examples(self, positions: Tensor) -> ExampleSet:
         """Return the examples at the given positions, each with weight 1."""

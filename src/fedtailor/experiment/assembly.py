@@ -67,7 +67,7 @@ def assemble(
     federation = to_federation(divided, Task(model, num_classes, shape))
     federation = _with_other_models(federation, config.model.others)
     refuse_untrainable(config, federation)
-    check_tasks(algorithm, federation)
+    check_tasks(algorithm, federation.roster)
     check_who_trains(algorithm, schedule)
     refuse_impossible_moves(algorithm.training, shape)
     choice = choose_engine(config.engine, algorithm, federation, schedule)
@@ -96,7 +96,7 @@ def _with_other_models(federation: Federation, others: tuple[str, ...]) -> Feder
     shape, num_classes = tuple(first.input_shape), first.num_classes
     tasks = [first, *(first._replace(model=build_model(name, shape, num_classes)) for name in others)]
     return dataclasses.replace(
-        federation, own_tasks=[tasks[client % len(tasks)] for client in range(len(federation.splits))]
+        federation, client_tasks=[tasks[client % len(tasks)] for client in range(len(federation.splits))]
     )
 
 

@@ -19,7 +19,7 @@ def refuse_untrainable(config: Config, federation: Federation) -> None:
     Raises:
         DataError: nobody can.
     """
-    if not federation.trainable_clients:
+    if not federation.roster.trainable_clients:
         section, clients = config.data, len(federation.splits)
         raise DataError(
             f"no client has a training example: lower data.clients ({clients}) or data.test_share "

@@ -22,7 +22,7 @@ from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.experiment.provenance import describe, describe_data
 from fedtailor.simulation.engines.store import IN_MEMORY, Store
 from fedtailor.simulation.report import RoundReport
-from fedtailor.simulation.rounds import federate
+from fedtailor.simulation.rounds import simulate
 
 _STATE = "state"
 """Folder in a run folder for what does not fit into memory while the run goes on."""
@@ -143,7 +143,7 @@ def _run_rounds(parts: PreparedRun, folder: records.RunFolder, progress: Progres
 
 def _rounds(parts: PreparedRun, folder: records.RunFolder) -> Iterator[RoundReport]:
     """Run the rounds; what does not fit into memory goes into the run folder meanwhile."""
-    return federate(
+    return simulate(
         parts.algorithm,
         parts.federation,
         parts.engine,

@@ -1,17 +1,18 @@
-"""The programs that engines map over clients: train, personalize, score."""
+"""The programs that engines run for clients: train, personalize, score. A request names one, with its settings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.algorithm import Algorithm, Download, Onboarded
-from fedtailor.core.engine import ExampleIndices
-from fedtailor.core.federation import ClientData, ClientInfo, ExampleSet, Federation
+from fedtailor.core.engine import ExampleIndices, Program
+from fedtailor.core.federation import ClientData, ClientInfo, ExampleSet, Split
 from fedtailor.core.metrics import Scores, score
 from fedtailor.core.per_example import present_first
 from fedtailor.core.rng import Key
@@ -19,8 +20,40 @@ from fedtailor.core.task import Batch, Task
 from fedtailor.training.blocks import forward
 
 
+@dataclass(frozen=True)
+class TrainRequest:
+    """Run a client's round."""
+
+    name: ClassVar[str] = "train"
+    evaluate: bool = False
+    """Whether the model right after training is scored on the client's test examples."""
+
+
+@dataclass(frozen=True)
+class PersonalizeRequest:
+    """Make a client's personal model and score it."""
+
+    name: ClassVar[str] = "personalize"
+    new: bool
+    """Whether the clients never took part in training: ``onboard`` makes their state."""
+    validate: bool
+    """Whether the model is scored on the validation examples too."""
+    keep: bool = False
+    """Whether the client keeps the model."""
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """Score a given model on a client's test examples."""
+
+    name: ClassVar[str] = "score"
+
+
+Request = TrainRequest | PersonalizeRequest | ScoreRequest
+
+
 class SharedInputs(NamedTuple):
-    """What is the same for all clients of a call."""
+    """The inputs of a program that are the same for all clients."""
 
     x: Tensor
     y: Tensor
@@ -31,7 +64,7 @@ class SharedInputs(NamedTuple):
 
 
 class ClientInputs(NamedTuple):
-    """What belongs to one client."""
+    """The inputs of a program that belong to one client."""
 
     client: Tensor
     info: ClientInfo
@@ -39,16 +72,20 @@ class ClientInputs(NamedTuple):
     val: ExampleIndices
     test: ExampleIndices
     state: Any
-    own: Any
+    per_client: Any
 
 
-def client_inputs(federation: Federation, client: int, state: Any, own: Any) -> ClientInputs:
-    """Return a client's row."""
-    data = federation.data(client)
-    train, val, test = (
-        ExampleIndices(part.rows, part.weight) for part in (data.train, data.val, federation.test(client))
+def client_inputs(client: int, split: Split, info: ClientInfo, state: Any, per_client: Any) -> ClientInputs:
+    """Return the inputs of a client from its split, the counts of its data, its state and its row."""
+    return ClientInputs(
+        client=torch.tensor(client),
+        info=info,
+        train=ExampleIndices.of(split.train),
+        val=ExampleIndices.of(split.val),
+        test=ExampleIndices.of(split.test),
+        state=state,
+        per_client=per_client,
     )
-    return ClientInputs(torch.tensor(client), data.info, train, val, test, state, own)
 
 
 def _examples(common: SharedInputs, part: ExampleIndices) -> ExampleSet:
@@ -65,16 +102,16 @@ def client_key(common: SharedInputs, row: ClientInputs, purpose: str) -> Key:
 
 
 def train_program(
-    task: Task, common: SharedInputs, row: ClientInputs, *, algorithm: Algorithm[Any, Any, Any], evaluate: bool
+    task: Task, common: SharedInputs, row: ClientInputs, *, algorithm: Algorithm[Any, Any, Any], request: TrainRequest
 ) -> tuple[Any, Any, dict[str, Tensor], Scores | tuple[()]]:
     """Run a client's round; return new state, upload, metrics, and scores at the point ``local``."""
     task = algorithm.bind(task)
     key = client_key(common, row, "train")
-    download = Download(common.shared, row.own)
+    download = Download(common.shared, row.per_client)
     update = algorithm.local_update(task, download, row.state, _data(common, row), key)
     has_model = not (isinstance(update.personal, tuple) and update.personal == ())
     scores: Scores | tuple[()] = ()
-    if evaluate and has_model:
+    if request.evaluate and has_model:
         scores = score_model(task, common, row, update.personal, row.test, algorithm=algorithm)
     return update.state, update.upload, dict(update.metrics), scores
 
@@ -85,34 +122,37 @@ def personalize_program(
     row: ClientInputs,
     *,
     algorithm: Algorithm[Any, Any, Any],
-    new: bool,
-    validate: bool,
+    request: PersonalizeRequest,
 ) -> tuple[Any, dict[str, Tensor], dict[str, Scores]]:
     """Make a client's personal model; return it with diagnostics, and scores by test set.
 
-    ``new`` clients never took part: their state is made by ``onboard``, and its steps count. With ``validate``, there
-    are scores on the validation examples too, for choices that must not see test examples.
+    The steps of ``onboard`` count among the model's steps. Scores on validation examples serve choices that must not
+    see test examples.
     """
     task = algorithm.bind(task)
-    download, data = Download(common.shared, row.own), _data(common, row)
-    state, steps = row.state, None
-    if new:
+    download = Download(common.shared, row.per_client)
+    data = _data(common, row)
+    state = row.state
+    steps: Tensor | int = 0
+    if request.new:
         onboarded = algorithm.onboard(task, download, row.info, data, client_key(common, row, "onboard"))
         if not isinstance(onboarded, Onboarded):
             raise TypeError(f"onboard must return Onboarded(state, steps), got {type(onboarded).__name__}")
         state, steps = onboarded
     personal = algorithm.personalize(task, download, state, data, client_key(common, row, "personalize"))
     personal = present_first(personal, row.train.weight)
-    parts = {"clients": row.test, **({"validation": row.val} if validate else {})}
+    parts = {"clients": row.test}
+    if request.validate:
+        parts["validation"] = row.val
     scores = {name: score_model(task, common, row, personal, part, algorithm=algorithm) for name, part in parts.items()}
     numbers = dict(algorithm.diagnostics(task, personal))
-    if steps is not None:
+    if request.new:
         numbers["steps"] = numbers.get("steps", torch.zeros((), dtype=torch.int64)) + steps
     return personal, numbers, scores
 
 
 def score_program(
-    task: Task, common: SharedInputs, row: ClientInputs, *, algorithm: Algorithm[Any, Any, Any]
+    task: Task, common: SharedInputs, row: ClientInputs, *, algorithm: Algorithm[Any, Any, Any], request: ScoreRequest
 ) -> Scores:
     """Score the model in ``common.shared`` on a client's test examples."""
     return score_model(task, common, row, common.shared, row.test, algorithm=algorithm)
@@ -143,3 +183,15 @@ def _predict(
     key: Key,
 ) -> Tensor:
     return algorithm.predict(task, personal, batch.x)
+
+
+_PROGRAMS: Mapping[str, Callable[..., Any]] = {
+    TrainRequest.name: train_program,
+    PersonalizeRequest.name: personalize_program,
+    ScoreRequest.name: score_program,
+}
+
+
+def client_program(algorithm: Algorithm[Any, Any, Any], request: Request) -> Program:
+    """Return the program that answers a request, for an engine."""
+    return partial(_PROGRAMS[request.name], algorithm=algorithm, request=request)

@@ -1,4 +1,4 @@
-"""What of a client's round can be used, and when a run cannot go on."""
+"""Checks of what clients return, and the errors that end a run in which nothing can be used."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from torch import Tensor
 from fedtailor.core import tree
 from fedtailor.core.engine import Failure
 from fedtailor.core.errors import ClientError, RunError
-from fedtailor.core.message import Messages, Problem, problem_with
+from fedtailor.core.message import Problem
 
 
-def problem_with_output(output: Any, messages: Messages) -> Problem | None:
-    """Return why a client's round must not be used, or None if it can be."""
-    if isinstance(output, Failure):
-        return Problem("failure", "", describe(output))
-    state, upload, metrics, _ = output
-    problem = problem_with(upload, messages)
-    if problem is not None:
-        return problem
+def problem_at_client(state: Any, metrics: Mapping[str, Any]) -> Problem | None:
+    """Return why a client's round must not be used, as far as the client sees it, or None if it can be.
+
+    The server checks the upload.
+    """
     try:
         finite = all_finite(state)
     except TypeError as error:
@@ -36,12 +33,11 @@ def problem_with_output(output: Any, messages: Messages) -> Problem | None:
 
 
 def refuse_total_quarantine(round: int, events: Sequence[Mapping[str, Any]], clients: int) -> NoReturn:
-    """Raise because the last work of none of so many clients could be used: then the fault is no client's."""
-    last = next(event for event in events if event["kind"] == "quarantine")
+    """Raise because the work of none of so many clients could be used: then no single client is at fault."""
+    last = next((event for event in events if event["kind"] == "quarantine"), None)
+    example = f"; client {last['client']}: {last['reason'].rstrip('.')}" if last else ""
     raise RunError(
-        f"round {round}: the work of none of the {clients} clients can be used; "
-        f"client {last['client']}: {last['reason'].rstrip('.')}.",
-        key="local_update",
+        f"round {round}: the work of none of the {clients} clients can be used{example}.", key="local_update"
     )
 
 
@@ -53,7 +49,7 @@ def all_finite(value: tree.Tree) -> bool:
 def _is_finite(leaf: Tensor) -> bool:
     if not leaf.is_floating_point() or leaf.numel() == 0:
         return bool(torch.isfinite(leaf).all())
-    return all(math.isfinite(end) for end in map(float, torch.aminmax(leaf)))  # ten times as fast as a look at each
+    return all(math.isfinite(end) for end in map(float, torch.aminmax(leaf)))  # ten times as fast as isfinite
 
 
 def describe(failure: Failure) -> str:
@@ -62,7 +58,7 @@ def describe(failure: Failure) -> str:
 
 
 def refuse_total_failure(failed: Sequence[tuple[int, Failure]], count: int, stage: str, round: int) -> None:
-    """Raise if all of so many clients failed: then the fault is the program's, not a client's."""
+    """Raise if all of so many clients failed: then the program is at fault, not a client."""
     if failed and len(failed) == count:
         client, first = failed[0]
         message = f"every client failed, this one with {describe(first)}"

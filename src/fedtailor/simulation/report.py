@@ -1,8 +1,8 @@
-"""What a round reports: evaluations, metrics and events."""
+"""The report of a round: evaluations, metrics, events, and the state from which a run can be resumed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ class Evaluation:
 
     point: Point
     adaptation: str
-    """What was done to the model on the client's training data before."""
+    """How the model was adapted to the client's training data before."""
     clients: Literal["known", "new"]
     ids: list[int]
     scores: list[Scores]
@@ -28,6 +28,27 @@ class Evaluation:
     has one score and no ids."""
     diagnostics: dict[str, dict[int, float]] = field(default_factory=dict)
     """Number by name and client."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The server's side of a run between two rounds: ``federate(..., resume=state)`` continues from it.
+
+    What clients keep is not in it.
+    """
+
+    server: Any
+    """The server state of the algorithm."""
+    round: int = 0
+    """Rounds done."""
+    client_rounds: int = 0
+    """Rounds of all clients whose work was used."""
+    participated: frozenset[int] = frozenset()
+    """Clients whose work was used at least once."""
+    rounds_without_update: int = 0
+    """Rounds since work of any client was used, without those in which nobody was to train."""
+    failing: frozenset[int] = frozenset()
+    """Clients that were to train in these rounds."""
 
 
 @dataclass
@@ -47,8 +68,10 @@ class RoundReport:
     steps: int = 0
     """Gradient steps of all clients, those of onboarding and personalization after the last round included."""
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "aggregate": 0.0, "evaluate": 0.0})
-    personal: MutableMapping[int, Any] = field(default_factory=dict)
+    personal: Mapping[int, Any] = field(default_factory=dict)
     """Personal models by client, after the last round."""
+    state: RunState | None = None
+    """The state of the run after the round."""
 
 
 def record(table: dict[str, dict[int, float]], client: int, numbers: Mapping[str, Tensor]) -> None:

@@ -19,7 +19,6 @@ from fedtailor.core.federation import Federation
 from fedtailor.core.message import Problem
 from fedtailor.core.task import Task, Training
 from fedtailor.simulation.engines.reference import Reference
-from fedtailor.simulation.quarantine import problem_with_output
 from fedtailor.testing import federations
 from fedtailor.testing.engines import Guarding, NotStacked, Strict
 from fedtailor.testing.isolation import seed_globally
@@ -30,6 +29,7 @@ from fedtailor.testing.runs import (
     accuracy,
     assert_close,
     assert_same_bits,
+    problem_with_output,
     run,
     scores_of,
 )

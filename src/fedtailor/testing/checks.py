@@ -16,11 +16,11 @@ from fedtailor.core.federation import Cohort, Federation
 from fedtailor.core.message import Mean
 from fedtailor.core.rng import new_key
 from fedtailor.simulation.engines.reference import Reference
-from fedtailor.simulation.quarantine import all_finite, problem_with_output
+from fedtailor.simulation.quarantine import all_finite
 from fedtailor.testing.advice import FEW, advice, advice_on_error
 from fedtailor.testing.case import Case, Check, Lesson
 from fedtailor.testing.locate import explain, root_cause
-from fedtailor.testing.runs import Trace, assert_same_bits
+from fedtailor.testing.runs import Trace, assert_same_bits, problem_with_output
 from fedtailor.testing.spy import structure
 
 METHODS = {"train": "local_update", "personalize": "onboard, personalize or predict", "score": "predict"}

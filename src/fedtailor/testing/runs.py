@@ -12,11 +12,12 @@ from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine, Failure
 from fedtailor.core.federation import Federation
+from fedtailor.core.message import Messages, Problem, problem_with
 from fedtailor.core.metrics import Scores
 from fedtailor.core.schedule import Schedule
-from fedtailor.simulation.quarantine import describe
+from fedtailor.simulation.quarantine import describe, problem_at_client
 from fedtailor.simulation.report import RoundReport
-from fedtailor.simulation.rounds import federate
+from fedtailor.simulation.rounds import simulate
 
 _PARTS = {
     "train": ("state", "upload", "metrics", "scores"),
@@ -104,6 +105,14 @@ class TracingEngine:
         self.engine.close()
 
 
+def problem_with_output(output: Any, messages: Messages) -> Problem | None:
+    """Return why the output of a client's round must not be used, or None if it can be."""
+    if isinstance(output, Failure):
+        return Problem("failure", "", describe(output))
+    state, upload, metrics, _ = output
+    return problem_with(upload, messages) or problem_at_client(state, metrics)
+
+
 def program_name(program: Any) -> str:
     """Return what a program does: train, personalize or score."""
     return str(program.func.__name__.removesuffix("_program"))
@@ -130,7 +139,7 @@ def run(
     """
     tracing = TracingEngine(engine)
     schedule = Schedule(rounds=rounds, **{"evaluate_every": 1, "personalized_every": 1, **options})
-    tracing.trace.reports = list(federate(algorithm, federation, tracing, schedule, seed=seed))
+    tracing.trace.reports = list(simulate(algorithm, federation, tracing, schedule, seed=seed))
     return tracing.trace
 
 

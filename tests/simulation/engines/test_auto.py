@@ -69,7 +69,7 @@ def test_what_cannot_be_sent_gets_threads(monkeypatch):
     choice = chosen(0.0003, algorithm=Nearby(training=TRAINING))
     assert choice.engine.name == "workers" and "cannot send the algorithm 'Nearby'" in choice.reason
     task = WORLD.common_task._replace(model=lambda: 0)
-    assert "the model 'function'" in obstacle(FedAvg(), dataclasses.replace(WORLD, own_tasks=[task]))
+    assert "the model 'function'" in obstacle(FedAvg(), dataclasses.replace(WORLD, client_tasks=[task]))
     assert obstacle(FedAvg(), WORLD) == ""
 
 

@@ -6,9 +6,9 @@ import subprocess
 import sys
 import threading
 import time
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from fedtailor.simulation.engines import mapped_tables, worker_process
 from fedtailor.simulation.engines.processes import Processes
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.worker_process import WorkerProcess
-from fedtailor.simulation.programs import train_program
+from fedtailor.simulation.programs import TrainRequest, client_program
 from fedtailor.testing.runs import assert_same_runs, run
 from simulation.engines import programs
 from simulation.engines.programs import TENSORS, data, job, same
@@ -76,8 +76,7 @@ def test_two_federations_in_turn(pool):
 def test_clients_with_tasks_of_their_own(pool):
     world = federation(perceptron())
     others = [TASKS["mlp"](), TASKS["module"]()]
-    mixed = SimpleNamespace(**{**vars(world), "own_tasks": [others[client % 2] for client in range(len(world.splits))]})
-    world = type(world)(**vars(mixed))
+    world = replace(world, client_tasks=[others[client % 2] for client in range(len(world.splits))])
     assert_same_runs(run(build("local"), Reference(), world), run(build("local"), pool, world))
 
 
@@ -310,7 +309,7 @@ def test_what_cannot_be_sent_is_named_before_anything_starts(monkeypatch):
     monkeypatch.setattr(sys, "executable", "nowhere")
     monkeypatch.setattr(Homeless, "__module__", "__main__")
     engine = Processes(1)
-    mine = partial(train_program, algorithm=Homeless(), evaluate=False)
+    mine = client_program(Homeless(), TrainRequest())
     refused(lambda: engine.map(mine, data(torch.ones(1)), [job(0)]), "algorithm 'Homeless'", "main script")
     refused(lambda: engine.map(lambda *_: 0, COMMON, [job(0)]), "program '<lambda>'")
     closed = TASK._replace(model=Closed())

@@ -1,6 +1,5 @@
 """Data for other processes: tensors with their layout, tables as files, programs and models."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from fedtailor.simulation.engines.serialization import (
     tensor_from_bytes,
     tensor_to_bytes,
 )
-from fedtailor.simulation.programs import personalize_program, score_program, train_program
+from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest, TrainRequest, client_program
 from simulation.engines.programs import TENSORS, Row, same
 
 
@@ -70,11 +69,8 @@ def test_a_layout_says_where_memory_begins():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_can_be_sent(name):
     algorithm = build(name)
-    for program in (
-        partial(train_program, algorithm=algorithm, evaluate=True),
-        partial(personalize_program, algorithm=algorithm, new=False, validate=True),
-        partial(score_program, algorithm=algorithm),
-    ):
+    for request in (TrainRequest(evaluate=True), PersonalizeRequest(new=False, validate=True), ScoreRequest()):
+        program = client_program(algorithm, request)
         again = decode(encode(program))
         assert again.func is program.func and again.keywords == program.keywords
 

@@ -13,7 +13,7 @@ from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.store import Store
-from fedtailor.simulation.rounds import federate
+from fedtailor.simulation.rounds import simulate
 from fedtailor.testing.runs import assert_same_bits, run
 
 
@@ -130,8 +130,8 @@ def test_runs_do_not_depend_on_it(tmp_path, float64, name):
         return stores[-1]
 
     schedule = Schedule(rounds=3, evaluate_every=1, personalized_every=1)
-    *_, last = federate(algorithm, world, Reference(), schedule, seed=3, storage=storage)
-    assert [store.folder.name for store in stores] == ["states", "own", "personal"]
+    *_, last = simulate(algorithm, world, Reference(), schedule, seed=3, storage=storage)
+    assert [store.folder.name for store in stores] == ["states", "rows", "personal"]
     assert list(last.personal) == list(expected)
     for client, personal in expected.items():
         assert_same_bits(last.personal[client], personal)

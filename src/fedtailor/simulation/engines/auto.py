@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from fedtailor.core import rng
@@ -21,7 +20,7 @@ from fedtailor.core.task import Training
 from fedtailor.simulation.engines.options import EngineChoice
 from fedtailor.simulation.engines.processes import Processes, encode_map, encode_task
 from fedtailor.simulation.engines.workers import Workers, physical_cores
-from fedtailor.simulation.programs import train_program
+from fedtailor.simulation.programs import TrainRequest, client_program
 from fedtailor.training.blocks import train
 from fedtailor.training.losses import classification_loss
 
@@ -110,7 +109,7 @@ def _client_steps(training: Training, size: int) -> int:
 def step_seconds(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> float:
     """Return the processor time of a plain training step in seconds; other programs do not affect it."""
     sizes = _sizes(federation)
-    client = federation.trainable_clients[sizes.index(_median(sizes))]
+    client = federation.roster.trainable_clients[sizes.index(_median(sizes))]
     task = federation.task(client)
     data = federation.data(client).train
     key = rng.new_key(0, purpose="timing")
@@ -139,9 +138,9 @@ def step_seconds(algorithm: Algorithm[Any, Any, Any], federation: Federation) ->
 
 def obstacle(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> str:
     """Return why an algorithm cannot run in other processes, as a sentence; empty if it can."""
-    tasks = {id(task): task for task in (federation.common_task, *federation.own_tasks)}
+    tasks = {id(task): task for task in (federation.common_task, *federation.client_tasks)}
     try:
-        encode_map(partial(train_program, algorithm=algorithm, evaluate=False), ())
+        encode_map(client_program(algorithm, TrainRequest()), ())
         for task in tasks.values():
             encode_task(0, task)
     except ConfigError as error:
@@ -150,7 +149,7 @@ def obstacle(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> str
 
 
 def _sizes(federation: Federation) -> list[int]:
-    return [len(federation.splits[client].train) for client in federation.trainable_clients]
+    return [federation.roster.num_train[client] for client in federation.roster.trainable_clients]
 
 
 def _median(sizes: Sequence[int]) -> int:

@@ -21,7 +21,10 @@ class Reference:
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
         with one_thread():
-            return [run_job(program, common, job) for job in jobs]
+            outputs = []
+            for job in jobs:
+                outputs.append(run_job(program, common, job))
+            return outputs
 
     def close(self) -> None:
         """Do nothing: nothing is held between calls."""

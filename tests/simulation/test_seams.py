@@ -1,0 +1,189 @@
+"""The seams of the round loop: runs that stop and resume, and clients of other kinds than those of this process."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from federations import federation, perceptron
+from fedtailor.algorithms import load_algorithm
+from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.core import tree
+from fedtailor.core.errors import RunError
+from fedtailor.core.participation import Participation
+from fedtailor.core.roster import Roster
+from fedtailor.core.schedule import Schedule
+from fedtailor.core.task import Training
+from fedtailor.simulation.clients import LocalClients
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.rounds import federate, simulate
+from fedtailor.testing.runs import assert_same_bits
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+SCHEDULE = Schedule(
+    rounds=4,
+    participation=Participation(plan="fixed", count=3, full_last_round=False),
+    evaluate_every=1,
+    personalized_every=2,
+)
+SEED = 3
+
+
+def build(name):
+    return load_algorithm(name)(training=Training(lr=0.1, epochs=1, batch_size=5))
+
+
+def with_validation(world):
+    """Give every client with three training examples or more one of them for validation."""
+    splits = [
+        split._replace(train=split.train[:-1], val=split.train[-1:]) if len(split.train) > 2 else split
+        for split in world.splits
+    ]
+    return replace(world, splits=splits)
+
+
+def assert_same_reports(found, expected):
+    """Check that reports are equal: numbers bit for bit, all else as it is, only times may differ."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        for name in ("round", "cohort", "trained", "metrics", "events", "bytes_up", "bytes_down", "steps"):
+            assert getattr(one, name) == getattr(other, name), name
+        assert len(one.evaluations) == len(other.evaluations)
+        for evaluation, same in zip(one.evaluations, other.evaluations, strict=True):
+            assert replace(evaluation, scores=[]) == replace(same, scores=[])
+            for scores, wanted in zip(evaluation.scores, same.scores, strict=True):
+                assert_same_bits(scores, wanted)
+        assert list(one.personal) == list(other.personal)
+        for client, personal in one.personal.items():
+            assert_same_bits(personal, other.personal[client])
+        assert_same_bits(one.state.server, other.state.server)
+        assert replace(one.state, server=()) == replace(other.state, server=())
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedpac", "fedrep", "pfedfda", "knn_per", "local"])
+def test_a_run_that_stops_after_two_rounds_resumes_with_the_same_bits(name):
+    algorithm = build(name)
+    world = with_validation(federation(perceptron()))
+    whole = list(simulate(algorithm, world, Reference(), SCHEDULE, seed=SEED))
+
+    clients = LocalClients(algorithm, world, Reference(), seed=SEED)
+    rounds = federate(algorithm, world.roster, clients, SCHEDULE, seed=SEED)
+    first = [next(rounds), next(rounds)]
+    rounds.close()
+    state = first[-1].state
+    assert state.round == 2
+
+    rest = list(federate(build(name), world.roster, clients, SCHEDULE, seed=SEED, resume=state))
+    assert [report.round for report in rest] == [3, 4]
+    assert_same_reports([*first, *rest], whole)
+
+
+def test_a_state_does_not_change_when_the_run_continues():
+    algorithm = build("fedavg")
+    reports = simulate(algorithm, federation(perceptron()), Reference(), SCHEDULE, seed=SEED)
+    state = next(reports).state
+    server = tree.map(torch.clone, state.server)
+    counters = replace(state, server=())
+    list(reports)
+    assert_same_bits(state.server, server)
+    assert replace(state, server=()) == counters
+
+
+def test_a_finished_run_has_nothing_to_resume():
+    algorithm = build("fedavg")
+    world = federation(perceptron())
+    clients = LocalClients(algorithm, world, Reference(), seed=SEED)
+    *_, last = federate(algorithm, world.roster, clients, SCHEDULE, seed=SEED)
+    assert list(federate(algorithm, world.roster, clients, SCHEDULE, seed=SEED, resume=last.state)) == []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spoiled(FedAvg):
+    """FedAvg whose uploads are not finite from the second round on."""
+
+    def local_update(self, task, download, state, data, key):
+        update = super().local_update(task, download, state, data, key)
+        model = update.upload["model"]
+        spoiled = tree.map(lambda leaf: torch.where(key.round > 1, torch.nan, leaf), model.value)
+        return update._replace(upload={"model": model._replace(value=spoiled)})
+
+
+def test_a_resumed_run_counts_the_rounds_without_update_of_the_first():
+    algorithm = Spoiled(training=Training(lr=0.1, epochs=1, batch_size=5))
+    world = federation(perceptron())
+    trainable = frozenset(world.roster.trainable_clients)
+    schedule = Schedule(rounds=9)
+    clients = LocalClients(algorithm, world, Reference(), seed=SEED)
+    rounds = federate(algorithm, world.roster, clients, schedule, seed=SEED)
+    states = [next(rounds).state for _ in range(3)]
+    assert [state.rounds_without_update for state in states] == [0, 1, 2]
+    assert [state.failing for state in states] == [frozenset(), trainable, trainable]
+    assert [state.client_rounds for state in states] == [len(trainable)] * 3
+    assert [state.participated for state in states] == [trainable] * 3
+    with pytest.raises(RunError, match="round 4: the work of none of the 6 clients can be used"):
+        next(federate(algorithm, world.roster, clients, schedule, seed=SEED, resume=states[-1]))
+
+
+class Sites:
+    """Clients each of which holds its own examples only, as real sites would."""
+
+    def __init__(self, algorithm, world):
+        self.personal = {}
+        self.sites = {}
+        for client in range(len(world.splits)):
+            splits = [
+                split
+                if other == client
+                else split._replace(train=split.train[:0], val=split.val[:0], test=split.test[:0])
+                for other, split in enumerate(world.splits)
+            ]
+            alone = replace(world, splits=splits)
+            self.sites[client] = LocalClients(algorithm, alone, Reference(), seed=SEED)
+
+    def train(self, request, shared, clients, round):
+        for client in clients:
+            yield from self.sites[client].train(request, shared, [client], round)
+
+    def accept(self, client):
+        self.sites[client].accept(client)
+
+    def update_rows(self, rows):
+        for client, row in rows.items():
+            self.sites[client].update_rows({client: row})
+
+    def score(self, request, model, clients, round):
+        for client in clients:
+            yield from self.sites[client].score(request, model, [client], round)
+
+    def score_complete(self, request, model, round):
+        return None
+
+    def personalize(self, request, shared, clients, round):
+        for client in clients:
+            yield from self.sites[client].personalize(request, shared, [client], round)
+            self.personal.update(self.sites[client].personal)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedpac", "pfedfda"])
+def test_clients_may_be_of_another_kind(name):
+    algorithm = build(name)
+    world = with_validation(federation(perceptron()))
+    expected = list(simulate(algorithm, world, Reference(), SCHEDULE, seed=SEED))
+    found = list(federate(algorithm, world.roster, Sites(algorithm, world), SCHEDULE, seed=SEED))
+    assert_same_reports(found, expected)
+
+
+def test_a_roster_says_who_there_is_and_holds_no_data():
+    world = with_validation(federation(perceptron()))
+    roster = world.roster
+    assert isinstance(roster, Roster)
+    assert list(roster.num_train) == [len(split.train) for split in world.splits]
+    assert (roster.population, roster.known, roster.new) == (7, range(7), range(7, 9))
+    assert roster.trainable_clients == [client for client in range(7) if len(world.splits[client].train)]
+    assert roster.validates and not federation(perceptron()).roster.validates
+    assert roster.task(3) is world.common_task
+    other = perceptron()
+    mixed = replace(world, client_tasks=[other] * 9, client_names=[f"site {n}" for n in range(9)]).roster
+    assert mixed.task(3) is other and mixed.names[2] == "site 2"
+    assert not [value for value in vars(roster).values() if isinstance(value, torch.Tensor)]
