@@ -172,7 +172,7 @@ def test_interruption_is_said_and_recorded(folder, capsys, monkeypatch):
             yield report
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedtailor.experiment.run.federate", interrupted)
+    monkeypatch.setattr("fedtailor.experiment.run.simulate", interrupted)
     code, out, err = outcome([*SMALL, "--seeds", "0,1", "--out", "one"], capsys)
     assert code == 6 and out == ""
     assert "interrupted" in err.splitlines()[-1] and "'one'" in err and "Traceback" not in err
@@ -188,7 +188,7 @@ def test_a_run_that_fails_says_so_in_its_folder(folder, capsys, monkeypatch):
         raise ZeroDivisionError("division by zero")
         yield
 
-    monkeypatch.setattr("fedtailor.experiment.run.federate", broken)
+    monkeypatch.setattr("fedtailor.experiment.run.simulate", broken)
     code, _, err = outcome([*SMALL, "--out", "one"], capsys)
     assert code == 5 and "ZeroDivisionError" in err and "Traceback" not in err
     assert fedtailor.read_run("one").status == {"state": "failed", "rounds_done": 0, "reason": "division by zero"}
@@ -222,7 +222,7 @@ def test_clients_left_out_are_not_passed_over_in_silence(folder, capsys, one_cli
     first, second, last = (line for line in lines if line.startswith("note: "))
     assert first.startswith("note: round 1: 2 uploads left out (client 1: field 'model': ") and first.endswith("; ...)")
     assert second.startswith("note: round 2: 1 upload left out (client 1: ") and not second.endswith("...)")
-    assert last == "note: 1 of 4 clients never trained, or never so that it could be used."
+    assert last == "note: 1 of 4 clients never trained, or none of their results could be used."
     assert lines[-1] == "warning: uploads left out: 3, failures: 0; see events.jsonl in one"
     run = fedtailor.read_run("one")
     assert run.result["events"] == {"quarantine": 3, "failed": 0, "skipped": 0}

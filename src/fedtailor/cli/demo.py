@@ -29,7 +29,8 @@ def demo(
     say(INTRODUCTION)
     start = time.perf_counter()
     progress = make_progress(runs=len(ALGORITHMS))
-    results = guarded(folder, lambda: run_demo(folder, seed=seed, progress=progress))
+    with guarded(folder):
+        results = run_demo(folder, seed=seed, progress=progress)
     if json:
         print_json({"runs": results})
     else:

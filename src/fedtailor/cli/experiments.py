@@ -245,9 +245,8 @@ def _run_one(cell: Cell, states: dict[str, str], data_dir: str, results: Path, r
 
     folder = default_folder(cell)
     try:
-        record = guarded(
-            str(folder), lambda: run_cell(cell, folder, data_dir=data_dir, rounds=rounds, progress=make_progress())
-        )
+        with guarded(str(folder)):
+            record = run_cell(cell, folder, data_dir=data_dir, rounds=rounds, progress=make_progress())
     except Interrupted:
         raise
     except FedtailorError as error:  # the other cells may run all the same

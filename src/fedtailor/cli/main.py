@@ -21,7 +21,7 @@ from fedtailor.cli.experiments import experiments_app
 from fedtailor.cli.list import list_
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.run import run_
-from fedtailor.cli.shell import run_command_line
+from fedtailor.cli.shell import command_line
 
 app = make_app()
 app.command("demo", cls=Command)(demo)
@@ -55,4 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: default: those of the process.
     """
-    return run_command_line(app, list(sys.argv[1:] if arguments is None else arguments))
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    with command_line(given) as ending:
+        ending.code = int(app(given, prog_name="fedtailor", standalone_mode=False) or 0)
+    return ending.code

@@ -98,7 +98,8 @@ def run_(
 
     folder = out or str(default_folder(settings))
     progress = make_progress(runs=len(settings.seeds))
-    result = guarded(folder, lambda: run(settings, out=folder, progress=progress))
+    with guarded(folder):
+        result = run(settings, out=folder, progress=progress)
     if json:
         print_json(result)
     else:

@@ -12,54 +12,59 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 from fedtailor.cli.parsing import translate
 from fedtailor.core.errors import FedtailorError, RunError
 
-T = TypeVar("T")
+
+@dataclass
+class Ending:
+    """The end of a command line."""
+
+    code: int = 0
+    """The exit code."""
 
 
-def run_command_line(app: Callable[..., Any], arguments: list[str]) -> int:
-    """Run a command line and return its exit code.
+@contextmanager
+def command_line(arguments: list[str]) -> Iterator[Ending]:
+    """Run a command in the block: an error or a signal becomes an exit code and a sentence.
 
     Args:
-        app: called with the arguments, as a typer application is.
-        arguments: without the program's name.
+        arguments: those of the command, without the program's name.
     """
+    ending = Ending()
+    error: BaseException | None = None
     with _Signals() as signals:
-        code, error = _call(app, arguments)
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                yield ending
+        except BrokenPipeError:  # nobody reads our output any more
+            _drop_output()
+            ending.code = 1
+        except SystemExit as end:  # rich and the parser raise it when a pipe is closed
+            ending.code = end.code if isinstance(end.code, int) else 1
+        except (Exception, KeyboardInterrupt) as raised:
+            if "--debug" in arguments:
+                traceback.print_exc()
+            error = raised
         signals.over = True
         if signals.came and not isinstance(error, Interrupted):
             # a library or the parser may have turned the interruption into another exception or an exit code
             error = Interrupted("interrupted.")
         if error is None:
-            return code
+            return
         try:
-            return _report(error, as_json="--json" in arguments)
+            ending.code = _report(error, as_json="--json" in arguments)
         except BrokenPipeError:  # Ctrl-C in a pipeline ends its reader too
             _drop_output()
-            return _translate(error).exit_code
-
-
-def _call(app: Callable[..., Any], arguments: list[str]) -> tuple[int, BaseException | None]:
-    """Run a command line; return its exit code, or what it raised."""
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
-            return int(app(arguments, prog_name="fedtailor", standalone_mode=False) or 0), None
-    except BrokenPipeError:  # nobody reads our output any more
-        _drop_output()
-        return 1, None
-    except SystemExit as end:  # rich and the parser raise it when a pipe is closed
-        return end.code if isinstance(end.code, int) else 1, None
-    except (Exception, KeyboardInterrupt) as error:
-        if "--debug" in arguments:
-            traceback.print_exc()
-        return 1, error
+            ending.code = _translate(error).exit_code
 
 
 def _drop_output() -> None:
@@ -106,14 +111,15 @@ class Interrupted(RunError):
     kind = "interrupted"
 
 
-def guarded(folder: str, work: Callable[[], T]) -> T:
-    """Run something long.
+@contextmanager
+def guarded(folder: str) -> Iterator[None]:
+    """Run something long in the block.
 
     Raises:
         Interrupted: it was interrupted; the message says what it left in the folder.
     """
     try:
-        return work()
+        yield
     except KeyboardInterrupt:
         if Path(folder).exists():
             message = f"interrupted; finished rounds are in '{folder}'. A run cannot be resumed yet."

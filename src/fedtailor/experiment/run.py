@@ -1,4 +1,4 @@
-"""Run an experiment, and write what comes of it."""
+"""Run an experiment and write its folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from fedtailor.simulation.report import RoundReport
 from fedtailor.simulation.rounds import simulate
 
 _STATE = "state"
-"""Folder in a run folder for what does not fit into memory while the run goes on."""
+"""Folder in a run folder for what does not fit into memory during the run."""
 
 
 def run(
@@ -36,7 +35,7 @@ def run(
     Args:
         config: the experiment; default: pFedFDA on the embedded digits.
         out: the run folder; default: ``runs/ALGORITHM-DATASET-TIME``.
-        progress: what is told while it runs; default: nothing.
+        progress: is told about every round; default: nobody is.
 
     Raises:
         ConfigError: an option is wrong, or the folder exists.
@@ -56,15 +55,16 @@ def run(
     parts = assemble(config, config.seeds[0], progress=progress)
     if len(config.seeds) == 1:
         return run_seed(parts, path, progress)
-    everything = dataclasses.replace(parts.config, seeds=config.seeds)
-    config_text, provenance = to_toml(everything), _provenance(parts)
-    with records.RunFolder(path, config=config_text, provenance=provenance, several_seeds=True) as folder:
+    first = parts
+    config_text = to_toml(dataclasses.replace(first.config, seeds=config.seeds))
+    with records.RunFolder(path, config=config_text, provenance=_provenance(first), several_seeds=True) as folder:
         results = []
         for seed in config.seeds:
-            if seed != parts.config.seeds[0]:
-                same, reason = dataclasses.replace(config, engine=parts.config.engine), parts.choice.reason
-                parts = assemble(same, seed, dataset=parts.divided.division.dataset, progress=progress)
-                parts = parts._replace(choice=parts.choice._replace(reason=reason))
+            if seed != config.seeds[0]:
+                # every seed runs on the engine that was chosen for the first
+                same_engine = dataclasses.replace(config, engine=first.config.engine)
+                parts = assemble(same_engine, seed, dataset=first.divided.division.dataset, progress=progress)
+                parts = parts._replace(choice=parts.choice._replace(reason=first.choice.reason))
             results.append(run_seed(parts, path / f"seed-{seed}", progress))
         result = {**summary.average(results), "run": str(path), "seeds": list(config.seeds)}
         folder.finish(result)
@@ -84,46 +84,73 @@ def unused_folder(name: str) -> Path:
 
 
 def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, Any]:
-    """Run one seed and write its folder; return its result."""
+    """Run one seed, write each round as it ends and the models after the last one; return the result."""
     start = time.perf_counter()
-    name, seed = parts.config.algorithm.name, parts.config.seeds[0]
-    with records.RunFolder(path, config=to_toml(parts.config), provenance=_provenance(parts)) as folder:
-        folder.write_split({**split_record(parts.divided.division, parts.divided.conditions)})
-        folder.add_events([{"kind": "note", "text": note} for note in parts.notes])
-        for note in (*parts.notes, *([parts.choice.reason] if parts.choice.seconds is not None else [])):
-            progress.note(note)
-        progress.begin(f"{name}, {parts.divided.dataset.name}, seed {seed}", parts.config.schedule.rounds)
+    config = parts.config
+    with records.RunFolder(path, config=to_toml(config), provenance=_provenance(parts)) as folder:
+        _write_beginning(parts, folder, progress)
+        state_folder = folder.path / _STATE
+        history: list[dict[str, Any]] = []
+        events: list[list[dict[str, Any]]] = []
         try:
-            result = _run_rounds(parts, folder, progress)
+            for report in simulate(
+                parts.algorithm,
+                parts.federation,
+                parts.engine,
+                config.schedule,
+                seed=config.seeds[0],
+                storage=lambda name: Store(state_folder / name, IN_MEMORY // 3),  # there are three of them
+            ):
+                history.append(_write_round(parts, folder, progress, report))
+                events.append(report.events)
+            _write_models(parts, folder, report)
+            _say_who_never_trained(parts, folder, progress, report)
         finally:
             progress.end()
-            shutil.rmtree(folder.path / _STATE, ignore_errors=True)
+            shutil.rmtree(state_folder, ignore_errors=True)
             parts.engine.close()
+        result = _result(parts, folder, report, history, events)
         result["seconds"]["total"] = time.perf_counter() - start
         folder.finish(result)
     return result
 
 
-def _run_rounds(parts: PreparedRun, folder: records.RunFolder, progress: Progress) -> dict[str, Any]:
-    """Run all rounds, write each as it ends, and the models after the last; return the result."""
-    config, federation = parts.config, parts.federation
-    history: list[dict[str, Any]] = []
-    events: list[list[dict[str, Any]]] = []
-    participated: set[int] = set()
-    for report in _rounds(parts, folder):
-        record = summary.round_record(report, federation)
-        folder.add_round(record, clients=summary.client_records(report, federation), events=report.events)
-        for sentence in summary.event_sentences(report):
-            progress.note(sentence)
-        progress.round(record)
-        history.append(record)
-        events.append(report.events)
-        participated.update(report.trained)
-        _write_models(parts, folder, report, participated)
-    _say_who_never_trained(parts, folder, progress, participated)
+def _write_beginning(parts: PreparedRun, folder: records.RunFolder, progress: Progress) -> None:
+    """Write what is known before the first round, and show it."""
+    folder.write_split({**split_record(parts.divided.division, parts.divided.conditions)})
+    folder.add_events([{"kind": "note", "text": note} for note in parts.notes])
+    for note in parts.notes:
+        progress.note(note)
+    if parts.choice.seconds is not None:
+        progress.note(parts.choice.reason)
+    title = f"{parts.config.algorithm.name}, {parts.divided.dataset.name}, seed {parts.config.seeds[0]}"
+    progress.begin(title, parts.config.schedule.rounds)
+
+
+def _write_round(
+    parts: PreparedRun, folder: records.RunFolder, progress: Progress, report: RoundReport
+) -> dict[str, Any]:
+    """Write a round, show it, and return its record."""
+    record = summary.round_record(report, parts.federation)
+    clients = summary.client_records(report, parts.federation)
+    folder.add_round(record, clients=clients, events=report.events)
+    for sentence in summary.event_sentences(report):
+        progress.note(sentence)
+    progress.round(record)
+    return record
+
+
+def _result(
+    parts: PreparedRun,
+    folder: records.RunFolder,
+    last: RoundReport,
+    history: list[dict[str, Any]],
+    events: list[list[dict[str, Any]]],
+) -> dict[str, Any]:
+    """Return the result of a run from the report of its last round and the records of all rounds."""
+    config = parts.config
     metrics, new_clients = summary.final_metrics(history[-1])
-    sites = summary.site_scores(report, federation) if parts.divided.division.client_names else {}
-    return {
+    result = {
         "run": str(folder.path),
         "algorithm": config.algorithm.name,
         "dataset": parts.divided.dataset.name,
@@ -132,58 +159,50 @@ def _run_rounds(parts: PreparedRun, folder: records.RunFolder, progress: Progres
         "seeds": list(config.seeds),
         "split_sha256": split_record(parts.divided.division, parts.divided.conditions)["split_sha256"],
         "metrics": metrics,
-        **({"new_clients": new_clients} if new_clients else {}),
-        **({"sites": sites} if sites else {}),
-        **summary.totals(history),
-        "events": summary.count_events(events),
-        "engine": parts.engine.name,
-        "device": "cpu",
     }
-
-
-def _rounds(parts: PreparedRun, folder: records.RunFolder) -> Iterator[RoundReport]:
-    """Run the rounds; what does not fit into memory goes into the run folder meanwhile."""
-    return simulate(
-        parts.algorithm,
-        parts.federation,
-        parts.engine,
-        parts.config.schedule,
-        seed=parts.config.seeds[0],
-        storage=lambda name: Store(folder.path / _STATE / name, IN_MEMORY // 3),  # there are three of them
-    )
+    if new_clients:
+        result["new_clients"] = new_clients
+    if parts.divided.division.client_names:
+        result["sites"] = summary.site_scores(last, parts.federation)
+    result |= summary.totals(history)
+    result |= {"events": summary.count_events(events), "engine": parts.engine.name, "device": "cpu"}
+    return result
 
 
 def _say_who_never_trained(
-    parts: PreparedRun, folder: records.RunFolder, progress: Progress, participated: set[int]
+    parts: PreparedRun, folder: records.RunFolder, progress: Progress, last: RoundReport
 ) -> None:
     """Note how many clients were never drawn, or had no result that could be used."""
-    never = sum(client not in participated for client in parts.federation.known)
+    roster = parts.federation.roster
+    never = sum(client not in last.state.participated for client in roster.known)
     if never:
-        note = f"{never} of {parts.federation.population} clients never trained, or never so that it could be used."
+        note = f"{never} of {roster.population} clients never trained, or none of their results could be used."
         folder.add_events([{"kind": "note", "text": note}])
         progress.note(note)
 
 
-def _write_models(parts: PreparedRun, folder: records.RunFolder, report: RoundReport, participated: set[int]) -> None:
-    """Write every client's personal model with its card; ``participated``: who trained and was not left out."""
-    config, federation = parts.config, parts.federation
+def _write_models(parts: PreparedRun, folder: records.RunFolder, last: RoundReport) -> None:
+    """Write every client's personal model with its card."""
+    config = parts.config
+    federation = parts.federation
+    model_names = (config.model.name, *config.model.others)
     scored = {
         client: per_client(scores)
-        for evaluation in report.evaluations
+        for evaluation in last.evaluations
         if evaluation.point == "personalized" and evaluation.test_set == "clients"
         for client, scores in zip(evaluation.ids, evaluation.scores, strict=True)
     }
-    for client, personal in report.personal.items():
+    for client, personal in last.personal.items():
         name = federation.client_names[client] if federation.client_names else str(client)
         tensors = {leaf_path: leaf.detach().contiguous().numpy() for leaf_path, leaf in tree.paths(personal).items()}
         card = {
             "algorithm": config.algorithm.name,
-            "model": (config.model.name, *config.model.others)[client % (1 + len(config.model.others))],
+            "model": model_names[client % len(model_names)],
             "dataset": parts.divided.dataset.name,
             "seed": config.seeds[0],
-            "round": report.round,
-            "adaptation": parts.algorithm.adaptation_summary(new=client in federation.new),
-            "participated": client in participated,
+            "round": last.round,
+            "adaptation": parts.algorithm.adaptation_summary(new=client in federation.roster.new),
+            "participated": client in last.state.participated,
             "holds_examples": holds_examples(personal),
             "input_shape": list(federation.common_task.input_shape),
             "num_classes": federation.common_task.num_classes,

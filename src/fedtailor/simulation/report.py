@@ -57,6 +57,8 @@ class RoundReport:
 
     round: int
     cohort: list[int]
+    state: RunState
+    """The state of the run: before the round while the round goes on, after it once it is over."""
     trained: list[int] = field(default_factory=list)
     """Clients that trained, without those whose work was left out."""
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -70,8 +72,6 @@ class RoundReport:
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "aggregate": 0.0, "evaluate": 0.0})
     personal: Mapping[int, Any] = field(default_factory=dict)
     """Personal models by client, after the last round."""
-    state: RunState | None = None
-    """The state of the run after the round."""
 
 
 def record(table: dict[str, dict[int, float]], client: int, numbers: Mapping[str, Tensor]) -> None:

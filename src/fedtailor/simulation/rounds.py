@@ -188,7 +188,8 @@ class _Server:
         round = self.state.round + 1
         schedule = self.schedule
         drawn = schedule.participation.cohort(self.seed, round, schedule.rounds, self.roster.population)
-        report = RoundReport(round, [client for client in drawn.tolist() if client in self.trainable_clients])
+        cohort = [client for client in drawn.tolist() if client in self.trainable_clients]
+        report = RoundReport(round, cohort, self.state)
         if round == 1:
             report.events += [
                 {"kind": "skipped", "round": 1, "client": client, "reason": "no training examples: does not train"}
