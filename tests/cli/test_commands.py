@@ -15,7 +15,7 @@ from fedtailor.core import tree
 from fedtailor.experiment import config
 from fedtailor.experiment.config import parse_assignment
 from fedtailor.simulation.engines.store import Store
-from fedtailor.simulation.rounds import federate
+from fedtailor.simulation.rounds import simulate
 
 BASE = ["run", "--clients", "4", "--partition", "iid", "--set", "training.epochs=1"]
 SMALL = [*BASE, "--rounds", "2"]
@@ -168,7 +168,7 @@ def test_own_algorithm_and_model(folder, capsys):
 
 def test_interruption_is_said_and_recorded(folder, capsys, monkeypatch):
     def interrupted(*arguments, **named):
-        for report in federate(*arguments, **named):
+        for report in simulate(*arguments, **named):
             yield report
             raise KeyboardInterrupt
 

@@ -88,9 +88,9 @@ class DataOptions:
             other = "std" if self.mean else "mean"
             raise ConfigError(f"data.{given} needs data.{other} as well, got none.", key=f"data.{other}", got="none")
         self._refuse_without_effect()
-        from fedtailor.data.partitions.text import parse_partition  # imported here: it imports numpy
-
         if self.partition:
+            from fedtailor.data.partitions.text import parse_partition
+
             parse_partition(self.partition)
         if self.shift.strip():
             from fedtailor.data.corruptions.shift import parse_shift

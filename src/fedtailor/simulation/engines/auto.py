@@ -18,7 +18,6 @@ from fedtailor.core.federation import Federation
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.options import EngineChoice
-from fedtailor.simulation.engines.processes import Processes, encode_map, encode_task
 from fedtailor.simulation.engines.workers import Workers, physical_cores
 from fedtailor.simulation.programs import TrainRequest, client_program
 from fedtailor.training.blocks import train
@@ -73,6 +72,8 @@ def choose(
     if problem:
         reason = f"engine workers: {duration}, too short for threads, but {problem}"
         return EngineChoice(Workers(count), reason, seconds)
+    from fedtailor.simulation.engines.processes import Processes
+
     return EngineChoice(Processes(count), f"engine processes: {duration}, too short for threads.", seconds)
 
 
@@ -138,6 +139,8 @@ def step_seconds(algorithm: Algorithm[Any, Any, Any], federation: Federation) ->
 
 def obstacle(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> str:
     """Return why an algorithm cannot run in other processes, as a sentence; empty if it can."""
+    from fedtailor.simulation.engines.processes import encode_map, encode_task
+
     tasks = {id(task): task for task in (federation.common_task, *federation.client_tasks)}
     try:
         encode_map(client_program(algorithm, TrainRequest()), ())
