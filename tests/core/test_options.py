@@ -72,10 +72,10 @@ BAD = [
     ("limit", 1.5, "a whole number or nothing, got 1.5"),
     ("limit", False, "a whole number or nothing, got False"),
     ("either", None, "a whole number or text, got None"),
-    ("numbers", (1.0, "x"), "got (1.0, 'x')"),
-    ("numbers", (True,), "got (True,)"),
+    ("numbers", (1.0, "x"), "got [1.0, 'x']"),
+    ("numbers", (True,), "got [True]"),
     ("numbers", 1.0, "got 1.0"),
-    ("nested", {"lr": 1.0}, "Training, got {'lr': 1.0}"),
+    ("nested", {"lr": 1.0}, "Training, got {lr = 1.0}"),
 ]
 
 

@@ -1,5 +1,12 @@
 """The configuration: strict, complete, and the same after writing and reading."""
 
+import datetime
+import functools
+import json
+import math
+import re
+import subprocess
+import sys
 import tomllib
 from dataclasses import fields
 
@@ -9,9 +16,20 @@ from hypothesis import strategies as st
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.participation import Participation
-from fedtailor.core.schedule import read_schedule
+from fedtailor.core.schedule import SCHEDULE_KEYS, read_schedule
+from fedtailor.core.training_options import Training
+from fedtailor.data.options import DataOptions
 from fedtailor.experiment.assembly import assemble, make_algorithm
-from fedtailor.experiment.config import Config, load_config, make_config, parse_assignment, to_toml
+from fedtailor.experiment.config import (
+    SECTIONS,
+    Config,
+    ModelOptions,
+    load_config,
+    make_config,
+    parse_assignment,
+    to_toml,
+)
+from fedtailor.simulation.engines.options import EngineOptions
 
 EXAMPLE = {
     "seeds": [3, 1],
@@ -164,3 +182,101 @@ def test_any_mapping_is_a_configuration_or_a_config_error(values):
         assert error.message.endswith(".")
     else:
         assert isinstance(config, Config)
+
+
+OPTIONS = [f"{section}.{key}" for section, keys in SCHEDULE_KEYS.items() for key in keys]
+OPTIONS += [f"data.{each.name}" for each in fields(DataOptions)] + [
+    f"model.{each.name}" for each in fields(ModelOptions)
+]
+OPTIONS += [f"training.{each.name}" for each in fields(Training)]
+OPTIONS += [f"engine.{each.name}" for each in fields(EngineOptions)]
+OPTIONS += ["algorithm.name", "algorithm.preset", "algorithm.lr", "algorithm.beta", "seed", "seeds", *SECTIONS]
+ODD = [
+    [1, "x"],
+    [[1]],
+    {"a": [datetime.date(2020, 1, 2)]},
+    datetime.date(2020, 1, 2),
+    datetime.datetime(2020, 1, 2, 3, 4),
+    datetime.time(1, 2),
+    [datetime.date(2020, 1, 2)],
+    1.5,
+    -1,
+    math.nan,
+    math.inf,
+    10**5000,
+    True,
+    "text",
+    "\0",
+    None,
+    functools.reduce(lambda inner, _: [inner], range(300), 1),
+]
+WORDS_OF_LIBRARIES = re.compile(
+    r"\w+Error\b|<class|<function|unhashable|iterable|attribute|argument|datetime|typing|Annotated|Literal|Union|"
+    r"NoneType|\b(int|float|str|bool|dict|tuple|list)\(|\b(int|str|dict|tuple)\b|numpy|torch|tomllib"
+)
+
+
+@pytest.mark.parametrize("key", OPTIONS)
+def test_values_of_a_wrong_type_are_refused_in_our_words(key):
+    """Every option is given lists, tables, dates, texts and numbers: what it does not take is a ConfigError."""
+    for value in ODD:
+        try:
+            make_algorithm(make_config({"data": {"clients": 3}}, [(key, value)]))
+        except ConfigError as error:
+            assert not WORDS_OF_LIBRARIES.search(error.message), error.message
+            assert key.split(".")[0] in error.message or error.key.startswith(("data.", "algorithm.")), error.message
+            assert len(error.message) < 1000
+            json.dumps(error.as_record())
+
+
+def test_values_are_shown_as_a_file_would_write_them():
+    for value, shown in (
+        ([datetime.date(2020, 1, 2)], "[2020-01-02]"),
+        ({"a": (1, "x")}, "{a = [1, 'x']}"),
+        (10**5000, "a whole number of many digits"),
+        ([[[[[[1]]]]]], "[[[[...]]]]"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            make_config({}, [("training.lr", value)])
+        assert caught.value.message.startswith("training.lr must be a ")
+        assert caught.value.message.endswith(f"number, got {shown}.")
+
+
+def test_keys_must_be_text():
+    for values in ({3: {}}, {"training": {3: 1}}, {"model": {"options": {None: 1}}}):
+        with pytest.raises(ConfigError, match="the keys of a configuration must be text, got "):
+            make_config(values)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"seed = " + b"1" * 5000, "a number in it is too long, or its values are nested too deep"),
+        (b"seed = " + b"[" * 100_000, "a number in it is too long, or its values are nested too deep"),
+        (b"seed = 1\n# \xff", "is not valid TOML: byte 11 is not UTF-8"),
+        (b"seed =", "is not valid TOML: Invalid value"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, content, sentence):
+    path = tmp_path / "experiment.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=sentence):
+        load_config(path)
+    with pytest.raises(ConfigError, match="cannot be the name of a file"):
+        load_config("a\0b")
+
+
+def test_a_wrong_key_is_found_without_torch():
+    """Importing torch takes seconds; only the options of an algorithm and of a model need it."""
+    script = """
+import sys
+from fedtailor.cli.main import main
+for key in ("training.learning_rate", "data.client", "federation.round", "evaluation.ever", "engine.nam", "model.nam",
+            "trainig.lr", "lr", "rounds"):
+    assert main(["run", "--set", f"{key}=1"]) == 3, key
+assert main(["run", "--set", "training.lr=a"]) == 3
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "did you mean 'training.lr'?" in done.stderr

@@ -22,6 +22,10 @@ T = TypeVar("T")
 
 _LONGEST_VALUE = 200
 """Characters of a value in a message."""
+_DEEPEST_VALUE = 4
+"""Levels of lists and tables in a message."""
+_LARGEST_INTEGER = 10**100
+"""Whole numbers from here on are not written out."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,8 @@ def _describe(kind: Any) -> str:
     if kind is type(None):
         return "nothing"
     if get_origin(kind) is Literal:
-        return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
+        choices = ", ".join(repr(choice) for choice in get_args(kind))
+        return choices if len(get_args(kind)) == 1 else f"one of {choices}"
     plain = get_origin(kind) or kind
     if plain is tuple:
         items = _ITEMS.get(get_args(kind)[0]) if get_args(kind) else None
@@ -158,9 +163,24 @@ def _refuse(key: str, allowed: str, got: Any) -> ConfigError:
 
 
 def show(value: Any) -> str:
-    """Return a value as messages show it, cut where it is long."""
-    shown = repr(value) if isinstance(value, str) else str(value)
+    """Return a value as messages show it: about as a configuration file would write it, and cut if it is long."""
+    shown = _written(value, depth=0)
     return shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]} ..."
+
+
+def _written(value: Any, depth: int) -> str:
+    """Return a value in the form of TOML; what is nested too deep is left out."""
+    if isinstance(value, str):
+        return repr(value)
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _LARGEST_INTEGER:
+        return "a whole number of many digits"
+    if isinstance(value, list | tuple | Mapping) and depth == _DEEPEST_VALUE:
+        return "..."
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_written(item, depth + 1) for item in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key} = {_written(item, depth + 1)}' for key, item in value.items())}}}"
+    return str(value)
 
 
 def check_names(names: Iterable[str], known: Sequence[str], *, section: str) -> None:

@@ -1,7 +1,8 @@
 """The configuration of an experiment: frozen dataclasses, read from TOML and written back to it.
 
-Strict: an unknown section or key, a wrong type or a value out of range is an error that names the key, what is
-allowed, what was given, and the nearest valid name.
+Reading is strict: an unknown section or key, a wrong type or a value out of range is an error that names the key,
+what is allowed, what was given, and the nearest valid name. All keys but the options of an algorithm and of a model
+are checked without torch, so that a mistake is told at once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fedtailor.algorithms import TABLE, load_algorithm
 from fedtailor.core.errors import ConfigError, did_you_mean, match_name
 from fedtailor.core.options import Range, build, check_options, check_value, show
 from fedtailor.core.schedule import SCHEDULE_KEYS, Schedule, read_schedule
-from fedtailor.core.task import Training
+from fedtailor.core.training_options import Training
 from fedtailor.data.options import DataOptions
 from fedtailor.models import MODELS
 from fedtailor.simulation.engines.options import EngineOptions
@@ -106,11 +107,21 @@ def load_config(path: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> 
         0.05
     """
     try:
-        values = tomllib.loads(Path(path).read_bytes().decode())
+        raw = Path(path).read_bytes()
     except OSError as reason:
         raise ConfigError(f"cannot read '{path}': {reason.strerror or reason}.", path=str(path)) from reason
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
+    except ValueError as reason:
+        raise ConfigError(f"{show(str(path))} cannot be the name of a file.", path=str(path)) from reason
+    try:
+        values = tomllib.loads(raw.decode())
+    except tomllib.TOMLDecodeError as reason:
         raise ConfigError(f"'{path}' is not valid TOML: {reason}.", path=str(path)) from reason
+    except UnicodeDecodeError as reason:
+        message = f"'{path}' is not valid TOML: byte {reason.start} is not UTF-8."
+        raise ConfigError(message, path=str(path)) from reason
+    except (ValueError, RecursionError) as reason:
+        message = f"'{path}' cannot be read: a number in it is too long, or its values are nested too deep."
+        raise ConfigError(message, path=str(path)) from reason
     return make_config(values, overrides)
 
 
@@ -128,12 +139,14 @@ def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] 
     values = {name: dict(item) if isinstance(item, Mapping) else item for name, item in values.items()}
     for key, value in overrides:
         _put(values, key, value)
+    _check_keys_are_text(values)
+    known = [*SECTIONS, "seed", "seeds"]
     for name in values:
-        if name not in (known := [*SECTIONS, "seed", "seeds"]):
+        if name not in known:
             what = f"section [{name}]" if isinstance(values[name], dict) else f"option '{name}'"
-            meant = _in_section(values, name) or did_you_mean(name, known) or "."
+            hint = _hint_of_section(values, name) or did_you_mean(name, known) or "."
             raise ConfigError(
-                f"unknown {what}{meant} Known: {', '.join(known)}.",
+                f"unknown {what}{hint} Known: {', '.join(known)}.",
                 key=name,
                 allowed=known,
                 got=name,
@@ -148,7 +161,7 @@ def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] 
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Read ``section.key=value``: the value in TOML's syntax, and text where it is none.
+    """Read ``section.key=value``. The value is in the syntax of TOML; anything else is text.
 
     >>> parse_assignment("training.lr=0.05"), parse_assignment("data.partition=iid")
     (('training.lr', 0.05), ('data.partition', 'iid'))
@@ -165,10 +178,10 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """Read a value in TOML's syntax; what is none is text."""
+    """Read a value in the syntax of TOML; anything else is text."""
     try:
         read = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not TOML, a number that is too long, or too many levels
         return text
     return read["value"] if list(read) == ["value"] else text
 
@@ -191,14 +204,19 @@ def to_toml(config: Config) -> str:
 
 
 def as_options(cls: type[Any], values: Mapping[str, Any], *, section: str) -> dict[str, Any]:
-    """Check values against the fields of a dataclass; a list becomes a tuple where one is due.
+    """Check values against the fields of a dataclass, whose names they have; lists become tuples.
 
     Raises:
-        ConfigError: a value that does not fit its field. Names are taken as known.
+        ConfigError: a value does not fit its field.
     """
     hints = typing.get_type_hints(cls, include_extras=True)
-    tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    tuples = _with_tuples(values)
     return {name: check_value(value, hints[name], key=f"{section}.{name}") for name, value in tuples.items()}
+
+
+def _with_tuples(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with tuples in place of lists."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
 
 
 def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,8 +235,7 @@ def _table(name: str, values: Any) -> dict[str, Any]:
 
 def _section(name: str, table: Mapping[str, Any]) -> Any:
     """Return a section whose keys are the fields of a dataclass; lists become tuples."""
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
-    return build(_CLASSES[name], values, section=name)
+    return build(_CLASSES[name], _with_tuples(table), section=name)
 
 
 def _algorithm_options(table: Mapping[str, Any]) -> AlgorithmOptions:
@@ -228,18 +245,33 @@ def _algorithm_options(table: Mapping[str, Any]) -> AlgorithmOptions:
     return build(AlgorithmOptions, {**named, "options": options}, section="algorithm")
 
 
-def _in_section(values: Mapping[str, Any], name: str) -> str:
+def _hint_of_section(values: Mapping[str, Any], name: str) -> str:
     """Return ``"; did you mean 'training.lr'?"`` if a section, or the algorithm, has an option of that name."""
     if isinstance(values[name], dict):
         return ""
     options: dict[str, Iterable[str]] = dict(SCHEDULE_KEYS)
     options |= {section: [field.name for field in dataclasses.fields(cls)] for section, cls in _CLASSES.items()}
-    section = values.get("algorithm", {})
-    chosen = section.get("name", AlgorithmOptions.name) if isinstance(section, Mapping) else ""
-    if isinstance(chosen, str) and match_name(chosen, TABLE):
-        options["algorithm"] = load_algorithm(chosen).option_names()
-    found = next((section for section, names in options.items() if name in names), None)
-    return f"; did you mean '{found}.{name}'?" if found else ""
+    for section, names in options.items():
+        if name in names:
+            return f"; did you mean '{section}.{name}'?"
+    algorithm = values.get("algorithm", {})
+    chosen = algorithm.get("name", AlgorithmOptions.name) if isinstance(algorithm, Mapping) else ""
+    if isinstance(chosen, str) and match_name(chosen, TABLE) and name in load_algorithm(chosen).option_names():
+        return f"; did you mean 'algorithm.{name}'?"
+    return ""
+
+
+def _check_keys_are_text(values: Mapping[Any, Any]) -> None:
+    """Check that the keys of a configuration made in Python are text.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for key, value in values.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"the keys of a configuration must be text, got {show(key)}.", got=show(key))
+        if isinstance(value, Mapping):
+            _check_keys_are_text(value)
 
 
 def _seeds(values: Mapping[str, Any]) -> tuple[int, ...]:
@@ -250,11 +282,12 @@ def _seeds(values: Mapping[str, Any]) -> tuple[int, ...]:
         return (check_value(values.get("seed", 0), _Seed, key="seed"),)
     given = values["seeds"]
     if not isinstance(given, list | tuple) or not given or len(set(map(repr, given))) < len(given):
+        allowed = "a list of different whole numbers"
         raise ConfigError(
-            f"seeds must be a list of different whole numbers, such as [0, 1, 2], got {given!r}.",
+            f"seeds must be {allowed}, such as [0, 1, 2], got {show(given)}.",
             key="seeds",
-            allowed="a list of different whole numbers",
-            got=repr(given),
+            allowed=allowed,
+            got=show(given),
         )
     return tuple(check_value(seed, _Seed, key="seeds") for seed in given)
 
@@ -269,7 +302,7 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
     for folder in folders:
         inner = place.setdefault(folder, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"cannot set '{key}': '{folder}' is not a section.", key=key, got=repr(inner))
+            raise ConfigError(f"cannot set '{key}': '{folder}' is not a section.", key=key, got=show(inner))
         place[folder] = dict(inner)
         place = place[folder]
     place[name] = value

@@ -8,7 +8,7 @@ import torch
 from fedtailor.cli.main import main
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "fedtailor"
-MOST = 17
+MOST = 15
 """Calls from ``fedtailor run`` to ``torch.autograd.grad``, Python frames of the package."""
 MOST_BEFORE_TRAINING = 10
 """Those before the building block ``train``, which an algorithm calls."""
