@@ -426,7 +426,7 @@ def test_what_does_not_fit_into_memory_goes_into_the_run_folder_meanwhile(folder
             assert model.read_bytes() == Path("files/models", model.name).read_bytes()
 
 
-def test_training_in_vain_is_said(folder, capsys):
+def test_training_without_effect_is_noted(folder, capsys):
     outcome([*ONE_ROUND, "-a", "fedavg", "--set", "federation.train=all"], capsys)
     _, _, err = outcome([*ONE_ROUND, "-a", "fedavg", "--set", "federation.train=all"], capsys)
-    assert "note: with federation.train 'all', clients outside the cohort train in vain" in err
+    assert "note: with federation.train 'all', the training of clients outside the cohort has no effect" in err

@@ -30,7 +30,6 @@ def test_a_run_of_digits_loads_no_other_engine_and_no_other_data(tmp_path, engin
     assert [name for name in modules if name.startswith("fedtailor.algorithms.")] == ["fedtailor.algorithms.fedavg"]
     readers = [name for name in modules if name.startswith("fedtailor.data.datasets.")]
     assert sorted(readers) == ["fedtailor.data.datasets.digits", "fedtailor.data.datasets.known"]
-    assert len(modules) <= 95, len(modules)
 
 
 def test_an_engine_is_loaded_when_it_is_named(tmp_path):

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, lines that survive a crash, names that cannot escape their folder."""
+"""Safe writing: files that appear whole or not at all, lines that survive a crash, names that stay in their folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_NAME = 120
 
 
 def safe_name(name: str) -> str:
-    """Return a file name for any text: what is not a letter, a digit or one of ``_ - . ~`` is percent-encoded.
+    """Return a file name for any text: letters, digits and ``_ - . ~`` stay, the rest is percent-encoded.
 
     >>> safe_name("../etc")
     '%2E.%2Fetc'

@@ -6,7 +6,7 @@
     ├── UsageError    exit code 2   the command line
     ├── ConfigError   exit code 3   an option, a name, a combination of options
     ├── DataError     exit code 4   a file, a label, a partition that cannot be met
-    └── RunError      exit code 5   a run that could not go on
+    └── RunError      exit code 5   a run that could not continue
         └── ClientError             the work of one client, with its round and stage
 """
 
@@ -70,7 +70,7 @@ class DataError(FedtailorError):
 
 
 class RunError(FedtailorError):
-    """A run started and could not go on."""
+    """A run started and could not continue."""
 
     exit_code = 5
     kind = "run"

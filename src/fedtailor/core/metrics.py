@@ -1,6 +1,6 @@
-"""Scores of predictions, and what is said about a federation with them.
+"""Scores of predictions, and their summary over the clients of a federation.
 
-:class:`Scores` are sums, so they add up over batches and clients; every reported figure is computed from them.
+:class:`Scores` are sums, so they add up over batches and clients. Every reported figure is computed from them.
 Calibration error: Guo et al. 2017, "On Calibration of Modern Neural Networks", ICML, with 15 equal bins.
 """
 
@@ -25,7 +25,7 @@ class Scores(NamedTuple):
     """Sums over examples, in float64."""
 
     class_correct: Float64[Tensor, "classes"]
-    """Examples of every class that were predicted right."""
+    """Examples of every class that were predicted correctly."""
     class_total: Float64[Tensor, "classes"]
     """Examples of every class."""
     loss_sum: Float64[Tensor, ""]
@@ -35,25 +35,24 @@ class Scores(NamedTuple):
     bin_confidence: Float64[Tensor, "bins"]
     """Sum of the confidence in every bin."""
     bin_correct: Float64[Tensor, "bins"]
-    """Examples in every bin that were predicted right."""
+    """Examples in every bin that were predicted correctly."""
 
 
 def score(
     logits: Float[Tensor, "n classes"], labels: Int[Tensor, "n"], weight: Real[Tensor, "n"], num_classes: int
 ) -> Scores:
-    """Score predictions; rows of weight 0 are not there. Runs under ``torch.func.vmap``.
+    """Score predictions; rows of weight 0 do not count. Runs under ``torch.func.vmap``.
 
-    Log-probabilities are logits too. A row with logits that are not numbers counts as wrong, with infinite loss
-    and confidence 0.
+    Log-probabilities are logits too. A row whose logits are NaN counts as wrong, with infinite loss and confidence 0.
     """
     row_weight = weight.double()
     log_probs = torch.log_softmax(logits.double(), dim=1)
-    sound = ~log_probs.isnan().any(1)
+    valid = ~log_probs.isnan().any(1)
     confidence, predicted = log_probs.max(1)
-    confidence = torch.where(sound, confidence.exp(), 0.0)
-    right = row_weight * (sound & (predicted == labels))
+    confidence = torch.where(valid, confidence.exp(), 0.0)
+    right = row_weight * (valid & (predicted == labels))
     target = labels.clamp(0, num_classes - 1)
-    loss = torch.where(sound, -log_probs.gather(1, target[:, None])[:, 0], torch.inf)
+    loss = torch.where(valid, -log_probs.gather(1, target[:, None])[:, 0], torch.inf)
     member = (labels[:, None] == torch.arange(num_classes, device=labels.device)).double()
     position = ((confidence * BINS).ceil() - 1.0).clamp(0, BINS - 1)
     in_bin = (position[:, None] == torch.arange(BINS, device=labels.device)).double()
@@ -104,12 +103,12 @@ def summarize(scores: Sequence[Scores], num_train: Sequence[int]) -> dict[str, d
         unbiased; 0 for one client), ``worst10`` (mean of the worst tenth of clients, at least one),
         ``smallest10`` (mean of the tenth with the least training data, ties by id), and the worst client: ``min``
         of accuracies, ``max`` of ``loss`` and ``ece``. ``recall`` holds the pooled recall by class. Clients
-        without test examples are left out: ``clients`` holds how many were ``evaluated`` and ``skipped``, and is
-        the only entry if there are none.
+        without test examples are left out. ``clients`` holds how many were ``evaluated`` and ``skipped``; it is the
+        only entry if no client has test examples.
     """
-    rows = [(per_client(single), amount) for single, amount in zip(scores, num_train, strict=True)]
-    found = [(row, amount) for row, amount in rows if row]
-    clients = {"evaluated": float(len(found)), "skipped": float(len(rows) - len(found))}
+    figures = [(per_client(single), amount) for single, amount in zip(scores, num_train, strict=True)]
+    found = [(client, amount) for client, amount in figures if client]
+    clients = {"evaluated": float(len(found)), "skipped": float(len(figures) - len(found))}
     if not found:
         return {"clients": clients}
     together = Scores(*(torch.stack(column).sum(0) for column in zip(*scores, strict=True)))
@@ -119,7 +118,7 @@ def summarize(scores: Sequence[Scores], num_train: Sequence[int]) -> dict[str, d
         name: {
             "pooled": pooled[name],
             "smallest10": _mean([found[client][0][name] for client in smallest]),
-            **_over_clients([row[name] for row, _ in found], higher_is_better),
+            **_over_clients([client[name] for client, _ in found], higher_is_better),
         }
         for name, higher_is_better in HIGHER_IS_BETTER.items()
     }
@@ -146,7 +145,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _std(values: Sequence[float]) -> float:
-    """Return the unbiased standard deviation: 0 for one value, infinite if a value is."""
+    """Return the unbiased standard deviation: 0 for one value, infinite if any value is infinite."""
     if len(values) == 1:
         return 0.0
     if not all(map(math.isfinite, values)):

@@ -18,18 +18,18 @@ _FORMS = 'a probability such as 0.3, "all", "fixed(30)" or "bernoulli(0.3)"'
 
 @dataclass(frozen=True, kw_only=True)
 class Participation:
-    """How the cohort of a round is drawn; a function of (seed, round) only."""
+    """The rule by which the cohort of a round is drawn. A cohort depends on seed and round only."""
 
     plan: Literal["bernoulli", "fixed", "all"] = "all"
-    """Each client independently, a fixed number without replacement, or everybody."""
+    """Each client independently with a probability, a fixed number of clients, or all clients."""
     probability: Annotated[float, Range(gt=0, le=1)] = 1.0
-    """Of each client, under ``bernoulli``."""
+    """Of each client, with the plan ``bernoulli``."""
     count: Annotated[int, Range(ge=1)] = 1
-    """Clients per round, under ``fixed``."""
+    """Clients per round, with the plan ``fixed``."""
     min_clients: Annotated[int, Range(ge=1)] = 1
     """A smaller cohort is drawn again."""
     full_last_round: bool = True
-    """Whether everybody takes part in the last round."""
+    """Whether all clients take part in the last round."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="federation")
@@ -44,7 +44,7 @@ class Participation:
         """Check the plan against the number of clients.
 
         Raises:
-            ConfigError: more clients are asked for than there are.
+            ConfigError: the plan asks for more clients than there are.
         """
         wanted = {"participation": self.count if self.plan == "fixed" else 1, "min_clients": self.min_clients}
         for name, number in wanted.items():

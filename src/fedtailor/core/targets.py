@@ -1,4 +1,4 @@
-"""What a user names as ``package.module:name``: found in the installed packages or the current folder."""
+"""Import of a user's own function or class, named as ``package.module:name``."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from fedtailor.core.errors import ConfigError, did_you_mean
 
 
 def find_target(target: str, *, what: str, key: str) -> Any:
-    """Import what ``package.module:name`` stands for, which must be callable.
+    """Import the function or class that ``package.module:name`` names, from installed packages or the current folder.
 
     Args:
         target: the text.
-        what: what it is the name of, such as ``model``, for messages.
+        what: the kind of thing, such as ``model``, for messages.
         key: the option that holds it, for messages.
 
     Raises:
-        ConfigError: the module cannot be imported, or has nothing callable of that name.
+        ConfigError: the module cannot be imported, or has no function or class of that name.
     """
     form = f"package.module:{'Class' if what == 'algorithm' else 'function'}"
     module_name, _, name = target.partition(":")
     if not module_name or not name:
-        raise refuse_target(f"{what} of your own is written {form}, got '{target}'", target, key=key, allowed=form)
+        raise refuse_target(f"write your own {what} as {form}, got '{target}'", target, key=key, allowed=form)
     here = os.getcwd()
     if not target.startswith("fedtailor.") and here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # last, so that a file of the user's never stands in for an installed package
+        sys.path.append(here)  # last, so that a user's file never hides an installed package
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(module_name)

@@ -1,4 +1,4 @@
-"""Assemble an experiment: the only place where algorithm, model, data and engine come together."""
+"""The assembly of an experiment: the only place where algorithm, model, data and engine come together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
 from fedtailor.data.tensors import to_federation
 from fedtailor.experiment.config import AlgorithmOptions, Config, as_options
-from fedtailor.experiment.preconditions import refuse_impossible_moves, refuse_untrainable, training_in_vain
+from fedtailor.experiment.preconditions import (
+    notes_on_idle_training,
+    refuse_impossible_augmentation,
+    refuse_untrainable,
+)
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.models import build_model, default_model
 from fedtailor.simulation.engines.build import choose_engine
@@ -28,7 +32,7 @@ class PreparedRun(NamedTuple):
     """An experiment of one seed, ready to run: everything that can be wrong with a configuration was checked."""
 
     config: Config
-    """Resolved: every option has the value that is used."""
+    """Resolved: every option has the value that the run uses."""
     algorithm: Algorithm[Any, Any, Any]
     federation: Federation
     choice: EngineChoice
@@ -37,7 +41,7 @@ class PreparedRun(NamedTuple):
 
     @property
     def engine(self) -> Engine:
-        """What runs the clients; who assembled it closes it."""
+        """The engine that runs the clients' programs. Whoever assembled the run closes it."""
         return self.choice.engine
 
 
@@ -50,7 +54,7 @@ def assemble(
         config: the experiment.
         seed: the run's seed.
         dataset: in place of loading the data set that ``config`` names.
-        progress: what is told while data are prepared.
+        progress: is told how far the data are prepared.
 
     Raises:
         ConfigError: an option is wrong.
@@ -61,7 +65,8 @@ def assemble(
     prepare = (progress or Silence()).prepare
     divided = build(config.data, run_seed=seed, dataset=dataset, progress=prepare)
     schedule.participation.check(len(divided.rows) - divided.num_new)
-    shape, num_classes = divided.dataset.input_shape, divided.dataset.num_classes
+    shape = divided.dataset.input_shape
+    num_classes = divided.dataset.num_classes
     model_name = config.model.name or default_model(shape)
     model = build_model(model_name, shape, num_classes, config.model.options)
     federation = to_federation(divided, Task(model, num_classes, shape))
@@ -69,7 +74,7 @@ def assemble(
     refuse_untrainable(config, federation)
     check_tasks(algorithm, federation.roster)
     check_who_trains(algorithm, schedule)
-    refuse_impossible_moves(algorithm.training, shape)
+    refuse_impossible_augmentation(algorithm.training, shape)
     choice = choose_engine(config.engine, algorithm, federation, schedule)
     resolved = dataclasses.replace(
         config,
@@ -81,34 +86,42 @@ def assemble(
         schedule=dataclasses.replace(schedule, train="all" if schedule.everybody_trains(algorithm) else "cohort"),
         engine=dataclasses.replace(config.engine, name=cast(Any, choice.engine.name)),
     )
-    preset = match_name(config.algorithm.preset, type(algorithm).presets) or ""
-    warning = type(algorithm).preset_warnings.get(preset)
-    notes = [*([warning] if warning else []), *algorithm.warnings(federation.common_task), *divided.notes]
-    notes += training_in_vain(algorithm, federation, schedule)
+    notes = _preset_warnings(config.algorithm, algorithm)
+    notes += algorithm.warnings(federation.common_task)
+    notes += divided.notes
+    notes += notes_on_idle_training(algorithm, federation, schedule)
     return PreparedRun(resolved, algorithm, federation, choice, divided, notes)
+
+
+def _preset_warnings(section: AlgorithmOptions, algorithm: Algorithm[Any, Any, Any]) -> list[str]:
+    """Return what the algorithm says of its preset, if anything."""
+    preset = match_name(section.preset, type(algorithm).presets) or ""
+    warning = type(algorithm).preset_warnings.get(preset)
+    return [warning] if warning else []
 
 
 def _with_other_models(federation: Federation, others: tuple[str, ...]) -> Federation:
     """Give clients the common model and the others in turn."""
     if not others:
         return federation
-    first = federation.common_task
-    shape, num_classes = tuple(first.input_shape), first.num_classes
-    tasks = [first, *(first._replace(model=build_model(name, shape, num_classes)) for name in others)]
-    return dataclasses.replace(
-        federation, client_tasks=[tasks[client % len(tasks)] for client in range(len(federation.splits))]
-    )
+    common = federation.common_task
+    tasks = [common]
+    for name in others:
+        model = build_model(name, tuple(common.input_shape), common.num_classes)
+        tasks.append(common._replace(model=model))
+    client_tasks = [tasks[client % len(tasks)] for client in range(len(federation.splits))]
+    return dataclasses.replace(federation, client_tasks=client_tasks)
 
 
 def _reusable(given: DataOptions, used: DataOptions) -> DataOptions:
-    """Return the options with the values that were used, such that a run with them is the same run."""
+    """Return the options with the values that were used: a run with them is the same run."""
     if given.split:
         return given
     return dataclasses.replace(used, seed=given.seed)
 
 
 def make_algorithm(config: Config) -> Algorithm[Any, Any, Any]:
-    """Build the algorithm: its class by name, its preset, and its options; fields of ``[training]`` among them.
+    """Build the algorithm from its name, its preset and its options, which may be fields of ``[training]`` too.
 
     Raises:
         ConfigError: unknown algorithm, preset or option, or a value out of range.

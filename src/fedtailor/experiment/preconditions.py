@@ -1,4 +1,4 @@
-"""What a run needs of its data and options; what lacks it is refused before anything is written."""
+"""Checks of a run before anything is written: data and options that it cannot use are refused."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from fedtailor.experiment.config import Config
 
 
 def refuse_untrainable(config: Config, federation: Federation) -> None:
-    """Check that somebody can train: a run in which nobody does would end with models as they began.
+    """Check that a client can train: otherwise all models would stay as they were at the start.
 
     Raises:
-        DataError: nobody can.
+        DataError: no client can.
     """
     if not federation.roster.trainable_clients:
-        section, clients = config.data, len(federation.splits)
+        section = config.data
+        clients = len(federation.splits)
         raise DataError(
             f"no client has a training example: lower data.clients ({clients}) or data.test_share "
             f"({section.test_share:g}), or raise data.fraction ({section.fraction:g}).",
@@ -29,11 +30,11 @@ def refuse_untrainable(config: Config, federation: Federation) -> None:
         )
 
 
-def refuse_impossible_moves(training: Training, shape: tuple[int, ...]) -> None:
+def refuse_impossible_augmentation(training: Training, shape: tuple[int, ...]) -> None:
     """Check that examples of a shape can be moved and mirrored as ``[training]`` asks for.
 
     Raises:
-        ConfigError: they are no images, or would be moved out of sight.
+        ConfigError: the examples are not images, or would be moved out of view.
     """
     if not training.augments:
         return
@@ -47,10 +48,16 @@ def refuse_impossible_moves(training: Training, shape: tuple[int, ...]) -> None:
         raise ConfigError(message, key="training.crop_padding", allowed=allowed, got=training.crop_padding)
 
 
-def training_in_vain(algorithm: Algorithm[Any, Any, Any], federation: Federation, schedule: Schedule) -> list[str]:
-    """Return what to say where clients train whose work goes nowhere."""
+def notes_on_idle_training(
+    algorithm: Algorithm[Any, Any, Any], federation: Federation, schedule: Schedule
+) -> list[str]:
+    """Return a note if clients train whose work has no effect."""
     if not schedule.everybody_trains(algorithm):
         return []
     state = algorithm.init_client(federation.common_task, federation.info(0), rng.new_key(0))
-    in_vain = "with federation.train 'all', clients outside the cohort train in vain: this method keeps nothing there."
-    return [] if tree.leaves(state) else [in_vain]
+    if tree.leaves(state):
+        return []
+    return [
+        "with federation.train 'all', the training of clients outside the cohort has no effect: with this method, "
+        "clients keep nothing from round to round."
+    ]

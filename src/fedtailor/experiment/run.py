@@ -35,12 +35,12 @@ def run(
     Args:
         config: the experiment; default: pFedFDA on the embedded digits.
         out: the run folder; default: ``runs/ALGORITHM-DATASET-TIME``.
-        progress: is told about every round; default: nobody is.
+        progress: is told about every round; default: nothing is shown.
 
     Raises:
         ConfigError: an option is wrong, or the folder exists.
         DataError: data is missing or damaged, or cannot be divided as asked.
-        RunError: the run could not go on.
+        RunError: the run could not continue.
 
     Example:
         >>> from fedtailor import make_config

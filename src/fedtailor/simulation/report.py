@@ -46,7 +46,7 @@ class RunState:
     participated: frozenset[int] = frozenset()
     """Clients whose work was used at least once."""
     rounds_without_update: int = 0
-    """Rounds since work of any client was used, without those in which nobody was to train."""
+    """Rounds since the work of any client was used; rounds in which no client was to train do not count."""
     failing: frozenset[int] = frozenset()
     """Clients that were to train in these rounds."""
 
