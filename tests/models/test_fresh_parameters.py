@@ -43,8 +43,8 @@ class Drifting(FedAvg):
     """FedAvg whose loss draws parameters in every step."""
 
     def local_update(self, task, download, state, data, key):
-        model = download.shared["model"]
-        trained = train(task, drifting_loss, model, data=data.train, key=key, training=self.training)
+        model = download.shared.model
+        trained = train(task, drifting_loss, model, data=data.train, key=key)
         update = super().local_update(task, download, state, data, key)
         return update._replace(upload={"model": Mean(trained.params, data.info.num_train)})
 
