@@ -22,7 +22,22 @@ def environment(**more):
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["demo"], ["run"], ["list"], ["doctor"], ["data"], ["experiments"], ["cache"], ["cache", "clear"]],
+    [
+        [],
+        ["demo"],
+        ["run"],
+        ["list"],
+        ["doctor"],
+        ["data"],
+        ["experiments"],
+        ["experiments", "list"],
+        ["experiments", "show"],
+        ["experiments", "run"],
+        ["experiments", "compare"],
+        ["cache"],
+        ["cache", "list"],
+        ["cache", "clear"],
+    ],
     ids=lambda c: " ".join(c) or "all",
 )
 def test_help_imports_nothing_heavy(command):
