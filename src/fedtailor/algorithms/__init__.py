@@ -1,4 +1,4 @@
-"""The table of algorithms. Listing them imports no torch."""
+"""Algorithms: one module for each, and the table of their names. Listing them imports no torch."""
 
 from __future__ import annotations
 

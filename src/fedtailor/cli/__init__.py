@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: parse, call one function, print."""

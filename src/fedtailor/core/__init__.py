@@ -1,1 +1,1 @@
-"""The core: trees, keys, tasks, messages, the algorithm base, building blocks and the round loop."""
+"""Core types, on which everything else builds: algorithm, task, message, federation, keys, trees, scores, errors."""

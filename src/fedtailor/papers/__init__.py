@@ -1,1 +1,1 @@
-"""The papers' tables: their experiments, records and comparison."""
+"""Experiments of papers: their tables, our records, and the comparison of both."""

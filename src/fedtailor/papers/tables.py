@@ -81,8 +81,8 @@ def experiments_folder() -> Path:
         if any(place.glob("*/paper.toml")):
             return place
     raise ConfigError(
-        f"there is no folder 'experiments' with the experiments of papers in {Path.cwd()}. Run this in a clone of "
-        "the repository: the installed package does not contain them.",
+        f"there is no folder 'experiments' with the experiments of papers in {Path.cwd()}. Run this command in a clone "
+        "of the repository: the installed package does not contain them.",
         key="experiments",
         allowed="a folder that contains experiments/PAPER/paper.toml",
         got=str(Path.cwd()),
