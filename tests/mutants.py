@@ -433,6 +433,6 @@ MUTANTS = {
     SinglePrecision: ["a model in which 'hidden.weight' is of type torch.float32", "runs in float64"],
     SinglePrecisionSent: ["an upload in which 'model/hidden.weight' is of type torch.float16", "runs in float64"],
     Bare: ["sent as dict, declared as mean. Send Mean(value, data.info.num_train)"],
-    TorchRandom: ["randomness", "mutants.py, line LINE, change", "fedtailor.core.noise` with the key"],
+    TorchRandom: ["randomness", "mutants.py, line LINE, change", "`fedtailor.uniform` with the key"],
 }
 """Mutant -> words of one sentence; LINE stands for the line that its class or loss marks with ``# the line``."""

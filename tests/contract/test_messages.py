@@ -1,4 +1,4 @@
-"""What an algorithm declares is what it sends, keeps and returns, and it changes nothing that it is given."""
+"""An algorithm sends, keeps and returns what it declares, and does not change its inputs."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What tests of built-in models check: sizes, and agreement with a plain module of the same weights."""
+"""Checks of built-in models: sizes, and agreement with a plain module of the same weights."""
 
 import math
 

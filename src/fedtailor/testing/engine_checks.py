@@ -25,7 +25,7 @@ _REFUSED = (
 )
 _RANDOM = (
     "PyTorch's own random numbers (`torch.rand`, `torch.randn`, `torch.randperm`, `F.dropout`) are not allowed: use "
-    "`fedtailor.core.noise` with the key"
+    "`fedtailor.normal` or `fedtailor.uniform` with the key"
 )
 _PADDED = (
     "Examples of weight 0 are padding and must not count: use `weighted_mean(values, batch.weight)` for means over a "
@@ -129,8 +129,8 @@ def check_randomness(case: Case) -> str | None:
     if case.unkeyed:
         return (
             "Random numbers do not come from the key: if the global random generators are seeded differently, "
-            f"{case.unkeyed}. Instead of torch.rand, numpy.random or random, use fedtailor.core.noise (`uniform`, "
-            f"`normal`) with `key.fold(...)`. {FIRST}."
+            f"{case.unkeyed}. Instead of torch.rand, numpy.random or random, use `fedtailor.normal` or "
+            f"`fedtailor.uniform` with `key.fold(...)`. {FIRST}."
         )
     return None
 
@@ -144,7 +144,7 @@ def check_seed(case: Case) -> str | None:
         if all(torch.equal(*pair) for pair in zip(tree.leaves(personal), tree.leaves(other), strict=True)):
             return (
                 f"With another seed, {case.who(client)} gets the same personal model. Start from "
-                '`task.model.init(key.common("model"))`, and pass the key to train.'
+                '`task.initial(key)`, and pass the key to train.'
             )
     return None
 
