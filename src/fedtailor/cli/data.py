@@ -106,9 +106,9 @@ def check(
     """Read your own data as a run would, and list all that is wrong with them; exit code 4 if they cannot be used."""
     from fedtailor.cli.show import data as terminal_data
     from fedtailor.data.describe import describe_findings
-    from fedtailor.data.own.check import check as check_own
+    from fedtailor.data.own.read import read_own
 
-    record = describe_findings(path, check_own(path, _options({"data.path": path}, set_)))
+    record = describe_findings(path, read_own(path, _options({"data.path": path}, set_)))
     if json:
         print_json(record)
     else:
@@ -274,16 +274,21 @@ def _draw(kind: str, options: DataOptions) -> Picture:
     from fedtailor.data.division import divide
 
     division = divide(options, run_seed=0)
-    dataset, partition = division.dataset, division.options.partition or division.options.split
+    dataset = division.dataset
+    partition = division.options.partition or division.options.split
+    shown = "one site per client" if partition == "natural" else partition
     if kind == "corruptions":
         return plot.corruption_sheet(dataset, seed=division.seed, frost_folder=data_folder(options.dir) / "frost")
     if kind == "bubbles":
         counts = plot.count_classes([rows.train for rows in division.rows], dataset.y, dataset.num_classes)
-        title = f"{dataset.name}: training examples per client and class, {partition}"
+        title = f"{dataset.name}: training examples per client and class, {shown}"
         return plot.bubbles(counts, client_names=division.client_names, class_names=dataset.class_names, title=title)
     fixed = options.split or (partition == "natural" and not options.subset)  # the same for every seed
+    if fixed and len(division.rows) <= plot.MAX_BARS:
+        counts = [len(rows.train) for rows in division.rows]
+        return plot.size_bars(counts, division.client_names, title=f"{dataset.name}: training examples, {shown}")
     seeds = range(division.seed + 1, division.seed + (1 if fixed else _SIMULATED))
     others = (divide(dataclasses.replace(options, seed=seed), run_seed=0, dataset=dataset) for seed in seeds)
     sizes = np.array([len(rows.train) for each in (division, *others) for rows in each.rows])
     over = "1 division" if fixed else f"{_SIMULATED} divisions"
-    return plot.sizes({partition: sizes}, title=f"{dataset.name}: training examples of a client, {over}")
+    return plot.sizes({shown: sizes}, title=f"{dataset.name}: training examples of a client, {over}")
