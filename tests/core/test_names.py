@@ -5,9 +5,9 @@ import pytest
 from fedtailor import algorithms, data, models
 from fedtailor.core.errors import ConfigError, did_you_mean, find_name, match_name
 from fedtailor.core.options import check_value
+from fedtailor.data.corruptions.shift import parse_shift
 from fedtailor.data.inventory import describe_dataset
 from fedtailor.data.partitions.text import parse_partition
-from fedtailor.data.shift import parse_shift
 from fedtailor.experiment.config import make_config
 from fedtailor.simulation import engines
 
