@@ -207,8 +207,9 @@ def plot(
 ) -> None:
     """Draw a picture of the data.
 
-    bubbles: examples per client and class. sizes: training examples per client, over 20 divisions. corruptions: images
-    under every corruption.
+    bubbles: examples per client and class.
+    sizes: training examples per client, over 20 divisions.
+    corruptions: images under every corruption.
     """
     from fedtailor.cli.show.console import say
 

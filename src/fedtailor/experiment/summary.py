@@ -31,7 +31,7 @@ def round_record(report: RoundReport, federation: Federation) -> Record:
 
 
 def _evaluation_record(evaluation: Evaluation, federation: Federation) -> Record:
-    """Return what an evaluation is of, and its figures over all clients."""
+    """Return the labels of an evaluation and its figures over all clients."""
     return {
         **_labels(evaluation),
         "metrics": _summary(evaluation, federation, range(len(evaluation.scores))),
@@ -64,8 +64,8 @@ def client_records(report: RoundReport, federation: Federation) -> list[Record]:
 def final_metrics(record: Record) -> tuple[Record, Record]:
     """Return the metrics by evaluation point of a round's record: of the known clients, and of the new ones.
 
-    Those of personalized models on validation examples are under ``validation``, those of the global model on the
-    complete official test part under ``global_complete``.
+    ``validation`` holds those of personalized models on validation examples, ``global_complete`` those of the global
+    model on the complete official test part.
     """
     known: Record = {}
     new: Record = {}

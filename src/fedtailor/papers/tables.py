@@ -1,9 +1,9 @@
-"""The experiments of papers: one file per paper, from which every cell of its tables expands to a configuration.
+"""The experiments of the papers: one file per paper. Each cell of its tables expands to a configuration.
 
-``experiments/PAPER/paper.toml`` holds what all experiments of a paper share (``[base]``), what differs by data set
-and setting (``[columns.NAME]``), what differs by method (``[methods.NAME]``), how a number is read from a result
+``experiments/PAPER/paper.toml`` holds the settings that all experiments of a paper share (``[base]``), those of each
+data set (``[columns.NAME]``) and of each method (``[methods.NAME]``), how to read a number from a result
 (``[scores.NAME]``), and the tables: columns, methods and the printed numbers. ``inferred`` lists settings that
-neither paper nor released code states. No torch.
+neither the paper nor its released code states. No torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class Reading:
-    """A number of a cell: how it is read from a result, and what the paper prints."""
+    """A number of a cell: how to read it from a result, and what the paper prints."""
 
     name: str
     score: Score
@@ -64,7 +64,7 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all settings that change a result but the seed: equal cells of two tables are run once."""
+        """SHA-256 of all settings that change a result, except the seed. Cells with equal digests are run once."""
         kept = {name: self.values.get(name, {}) for name in SETTINGS if name != "evaluation"}
         kept["data"] = {name: value for name, value in kept["data"].items() if name != "dir"}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
@@ -102,7 +102,7 @@ def load_paper(name: str, folder: Path | None = None) -> Paper:
         folder: default: :func:`experiments_folder`.
 
     Raises:
-        ConfigError: unknown paper, or a file that is not as it must be.
+        ConfigError: unknown paper, or a mistake in its file.
         DataError: the file cannot be read.
     """
     folder = folder or experiments_folder()
@@ -167,7 +167,7 @@ def find_table(paper: Paper, name: str) -> str:
 
 
 def _merge(layers: list[Layer]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Put layers on top of each other; a value that is set anew is inferred only if its own layer says so."""
+    """Merge layers; later ones win. A value is inferred only if the layer that set it last says so."""
     values: dict[str, Any] = {}
     inferred: dict[str, None] = {}
     for layer in layers:
@@ -246,7 +246,7 @@ def _check_table(paper: Paper, name: str) -> None:
 
 
 def _check_row(row: Any, length: int, key: str) -> None:
-    """Check that a row of a table is a list of so many numbers."""
+    """Check that a row of a table is a list of ``length`` numbers."""
     is_right = isinstance(row, list) and len(row) == length and all(type(number) in (int, float) for number in row)
     if not is_right:
         allowed = f"a list of {length} numbers, one for each column"
