@@ -144,7 +144,7 @@ def check_seed(case: Case) -> str | None:
         if all(torch.equal(*pair) for pair in zip(tree.leaves(personal), tree.leaves(other), strict=True)):
             return (
                 f"With another seed, {case.who(client)} gets the same personal model. Start from "
-                '`task.initial(key)`, and pass the key to train.'
+                "`task.initial(key)`, and pass the key to train."
             )
     return None
 
