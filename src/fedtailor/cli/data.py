@@ -330,9 +330,9 @@ def _draw(kind: str, options: DataOptions) -> Picture:
         return plot.bubbles(counts, client_names=division.client_names, class_names=dataset.class_names, title=title)
     same_for_every_seed = bool(options.split) or (is_natural and not options.subset)
     if same_for_every_seed and len(division.rows) <= plot.MAX_BARS:
-        counts = [len(rows.train) for rows in division.rows]
+        num_train = [len(rows.train) for rows in division.rows]
         title = f"{dataset.name}: training examples, {shown}"
-        return plot.size_bars(counts, division.client_names, title=title)
+        return plot.size_bars(num_train, division.client_names, title=title)
     divisions = 1 if same_for_every_seed else _DIVISIONS_OF_A_PLOT
     sizes = [len(rows.train) for rows in division.rows]
     for seed in range(division.seed + 1, division.seed + divisions):
