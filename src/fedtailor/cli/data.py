@@ -285,8 +285,8 @@ def _draw(kind: str, options: DataOptions) -> Picture:
         return plot.bubbles(counts, client_names=division.client_names, class_names=dataset.class_names, title=title)
     fixed = options.split or (partition == "natural" and not options.subset)  # the same for every seed
     if fixed and len(division.rows) <= plot.MAX_BARS:
-        counts = [len(rows.train) for rows in division.rows]
-        return plot.size_bars(counts, division.client_names, title=f"{dataset.name}: training examples, {shown}")
+        bars = [len(rows.train) for rows in division.rows]
+        return plot.size_bars(bars, division.client_names, title=f"{dataset.name}: training examples, {shown}")
     seeds = range(division.seed + 1, division.seed + (1 if fixed else _SIMULATED))
     others = (divide(dataclasses.replace(options, seed=seed), run_seed=0, dataset=dataset) for seed in seeds)
     sizes = np.array([len(rows.train) for each in (division, *others) for rows in each.rows])
