@@ -115,7 +115,7 @@ def test_parse_refuses(value):
 
 
 def test_parse_passes_on_what_the_plan_refuses():
-    with pytest.raises(ConfigError, match=r"federation.count must be >= 1, got 0"):
+    with pytest.raises(ConfigError, match=r"federation.participation must be >= 1, got 0"):
         parse_participation("fixed(0)")
     with pytest.raises(ConfigError, match=r"federation.min_clients must be >= 1, got 0"):
         parse_participation("all", min_clients=0)

@@ -32,7 +32,8 @@ class Participation:
     """Whether all clients take part in the last round."""
 
     def __post_init__(self) -> None:
-        check_options(self, owner="federation")
+        key = "federation.participation"
+        check_options(self, owner="federation", keys={"plan": key, "probability": key, "count": key})
 
     def as_value(self) -> float | str:
         """Return the plan as ``federation.participation`` writes it: a probability, ``"all"`` or ``"fixed(k)"``."""
