@@ -301,7 +301,7 @@ def test_check_prints_short_names_counts_in_words_and_no_empty_path(capsys):
 
 def test_problems_are_grouped_errors_first():
     from fedtailor.data.describe import describe_findings
-    from fedtailor.data.own.report import Findings, OwnData, Site
+    from fedtailor.data.own.findings import Findings, OwnData, Site
 
     findings = Findings(sites=[Site("a")])
     for number in range(5):

@@ -19,8 +19,8 @@ from PIL import Image
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.data.corruptions import CORRUPTIONS
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.plot import bubbles, contact_sheet, corruption_sheet, count_classes, save, sizes
-from fedtailor.data.plot.bubbles import _radius, _round_numbers
+from fedtailor.data.plot import bubbles, contact_sheet, corruption_sheet, count_classes, save, size_bars, sizes
+from fedtailor.data.plot.bubbles import _legend_values, _radius
 from fedtailor.data.plot.sizes import bins
 from fedtailor.data.plot.style import LONGEST_NAME, labels
 
@@ -85,9 +85,12 @@ def test_a_federation_without_examples_can_be_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "empty.svg").stat().st_size > 0
 
 
-@pytest.mark.parametrize(("largest", "expected"), [(1, [1]), (7, [1, 2, 5]), (983, [50, 100, 200, 500])])
-def test_the_legend_has_round_numbers(largest: int, expected: list[int]) -> None:
-    assert _round_numbers(largest) == expected
+@pytest.mark.parametrize(
+    ("largest", "expected"),
+    [(1, [1]), (2, [1, 2]), (7, [1, 2, 5, 7]), (983, [100, 200, 500, 983]), (1003, [100, 200, 500, 1003])],
+)
+def test_the_legend_has_round_numbers_and_the_largest(largest: int, expected: list[int]) -> None:
+    assert _legend_values(largest) == expected
 
 
 def test_labels_are_short_and_all_different() -> None:
@@ -101,7 +104,7 @@ def test_histograms_share_bins_and_each_sums_to_one() -> None:
     specification = sizes({"iid": np.full((3, 10), 500), "skewed": generator.geometric(1 / 500, (30, 10))}).to_dict()
     panels = specification["vconcat"]
     assert [panel["title"]["text"] for panel in panels] == ["iid", "skewed"]
-    assert panels[0]["title"]["subtitle"] == "every client 500"
+    assert panels[0]["title"]["subtitle"] == "500 for every client"
     assert panels[0]["encoding"]["x"]["scale"]["domain"] == panels[1]["encoding"]["x"]["scale"]["domain"]
     rows = [specification["datasets"][panel["data"]["name"]] for panel in panels]
     assert [sum(row["share"] for row in each) for each in rows] == pytest.approx([1, 1])
@@ -272,3 +275,38 @@ def test_nothing_global_is_changed_and_altair_comes_late() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)}
     )
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_long_title_gets_lines_that_fit_and_a_short_one_stays(tmp_path: Path) -> None:
+    title = "digits: training examples per client and class, dirichlet(alpha=0.5, min_size=10)"
+    narrow = bubbles(np.ones((2, 3), int), title=title).to_dict()["title"]["text"]
+    assert " ".join(narrow) == title and len(narrow) > 2 and max(map(len, narrow)) <= 28
+    assert bubbles(np.ones((80, 3), int), title=title).to_dict()["title"]["text"] == title
+    save(bubbles(np.ones((2, 3), int), title=title), tmp_path / "page.html")
+    assert f"<title>{title}</title>" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_few_clients_get_a_bar_each() -> None:
+    specification = size_bars([5, 0, 9], ["north", "south", "east"]).to_dict()
+    [rows] = values_of(specification)
+    assert [(row["client"], row["count"]) for row in rows] == [("north", 5), ("south", 0), ("east", 9)]
+    bars = specification["layer"][0]
+    assert bars["mark"]["type"] == "bar" and bars["encoding"]["y"]["scale"]["domain"] == ["north", "south", "east"]
+    assert bars["encoding"]["x"]["scale"]["domain"] == [0, 9]
+    [numbered] = values_of(size_bars([1, 1]).to_dict())
+    assert [row["client"] for row in numbered] == ["0", "1"]
+
+
+@pytest.mark.parametrize("module", ["altair", "vl_convert"])
+def test_without_the_drawing_libraries_one_sentence_says_what_to_install(module: str) -> None:
+    code = (
+        f"import sys; sys.modules['{module}'] = None\n"
+        "from fedtailor.core.errors import ConfigError\n"
+        "try:\n    import fedtailor.data.plot\n"
+        "except ConfigError as error:\n    print(error.message)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)}
+    )
+    expected = f'drawing needs {module}, which is not installed: pip install "fedtailor[plot]".'
+    assert done.stdout.strip() == expected, done.stderr

@@ -124,10 +124,10 @@ def check_(
     """Read your own data as a run would, and list every problem. The exit code is 4 if they cannot be used."""
     from fedtailor.cli.show.data import show_check
     from fedtailor.data.describe import describe_findings
-    from fedtailor.data.own.check import check
+    from fedtailor.data.own.read import read_own
 
     options = _options({"data.path": path}, read_assignments(set_))
-    record = describe_findings(path, check(path, options))
+    record = describe_findings(path, read_own(path, options))
     if json:
         print_json(record)
     else:
@@ -319,18 +319,21 @@ def _draw(kind: str, options: DataOptions) -> Picture:
     division = divide(options, run_seed=0)
     dataset = division.dataset
     partition = division.options.partition or division.options.split
+    shown = "one site per client" if match_name(partition, ["natural"]) else partition
     if kind == "corruptions":
         return plot.corruption_sheet(dataset, seed=division.seed, frost_folder=data_folder(options.dir) / "frost")
     if kind == "bubbles":
         counts = plot.count_classes([rows.train for rows in division.rows], dataset.y, dataset.num_classes)
-        title = f"{dataset.name}: training examples per client and class, {partition}"
+        title = f"{dataset.name}: training examples per client and class, {shown}"
         return plot.bubbles(counts, client_names=division.client_names, class_names=dataset.class_names, title=title)
     same_for_every_seed = options.split or (match_name(partition, ["natural"]) and not options.subset)
-    divisions = 1 if same_for_every_seed else _DIVISIONS_OF_A_PLOT
     sizes = [len(rows.train) for rows in division.rows]
+    if same_for_every_seed and len(sizes) <= plot.MAX_BARS:
+        return plot.size_bars(sizes, division.client_names, title=f"{dataset.name}: training examples, {shown}")
+    divisions = 1 if same_for_every_seed else _DIVISIONS_OF_A_PLOT
     for seed in range(division.seed + 1, division.seed + divisions):
         other = divide(dataclasses.replace(options, seed=seed), run_seed=0, dataset=dataset)
         sizes += [len(rows.train) for rows in other.rows]
     over = "1 division" if divisions == 1 else f"{divisions} divisions"
     title = f"{dataset.name}: training examples of a client, {over}"
-    return plot.sizes({partition: np.array(sizes)}, title=title)
+    return plot.sizes({shown: np.array(sizes)}, title=title)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedtailor.data.division import Division
-from fedtailor.data.own.report import Findings, OwnData
+from fedtailor.data.own.findings import Findings, OwnData
 
 _SEVERITIES = ("error", "skipped", "warning")
 _FIRST = 3

@@ -21,8 +21,8 @@ import numpy as np
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import TestPolicy
+from fedtailor.data.own.findings import Unusable, show
 from fedtailor.data.own.npz import read_archive
-from fedtailor.data.own.place import Unusable, show
 from fedtailor.data.split import ClientRows, SplitRecord, read_split
 
 MAX_SPLIT_BYTES = 128 * 2**20

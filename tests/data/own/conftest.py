@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedtailor.data.own import report
+from fedtailor.data.own import walk
 
 
 def pixels(seed, shape=(8, 8)):
@@ -220,7 +220,7 @@ def _top(folder):
 
 
 def _many_sites(folder):
-    for number in range(report.MAX_SITES + 1):
+    for number in range(walk.MAX_SITES + 1):
         (folder / f"s{number}" / "cat").mkdir(parents=True)
 
 
@@ -374,7 +374,7 @@ def broken(request, folder, monkeypatch):
     case = request.param
     if case.name == "unreadable file" and os.geteuid() == 0:
         pytest.skip("root reads everything")
-    monkeypatch.setattr(report, "MAX_SITES", 20)
+    monkeypatch.setattr(walk, "MAX_SITES", 20)
     case.build(folder)
     return folder, case
 

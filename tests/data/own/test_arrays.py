@@ -13,7 +13,7 @@ import pytest
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.arrays import read_npz_sites
-from fedtailor.data.own.report import Findings
+from fedtailor.data.own.findings import Findings
 
 X = np.arange(4 * 6 * 5, dtype=np.uint8).reshape(4, 6, 5)
 Y = np.array([0, 1, 2, 1])
@@ -131,10 +131,10 @@ def test_duplicates_are_one_warning_per_kind(tmp_path: Path) -> None:
 
 def test_duplicates_are_not_looked_for_among_too_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, "a", x=np.full((4, 6, 5), 200), y=Y)
-    monkeypatch.setattr("fedtailor.data.own.duplicate_rows.MAX_ROWS", 3)
+    monkeypatch.setattr("fedtailor.data.own.duplicates.MAX_ROWS", 3)
     dataset, findings = read(tmp_path)
     assert dataset is not None and findings.problems == []
-    assert findings.notes == ["Duplicates were not looked for: there are more than 3 rows."]
+    assert findings.notes == ["Duplicates were not searched: there are more than 3 rows."]
 
 
 def test_channels_first_are_moved_and_said(tmp_path: Path) -> None:
@@ -293,9 +293,20 @@ def test_no_damage_ends_in_another_exception(tmp_path: Path) -> None:
 
 
 def test_an_error_after_many_warnings_is_still_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtailor.data.own.report.MAX_PROBLEMS", 1)
+    monkeypatch.setattr("fedtailor.data.own.findings.MAX_PROBLEMS", 1)
     save(tmp_path, "a", x=X, y=Y, extra=Y, more=Y)
     save(tmp_path, "b", x=X, y=Y - 1)
     dataset, findings = read(tmp_path)
     assert dataset is None and [p.kind for p in findings.problems] == ["unused_array", "negative_label"]
     assert findings.counts["error", "negative_label"] == 1
+
+
+def test_whole_numbers_with_few_examples_each_are_refused_as_a_likely_regression(tmp_path: Path) -> None:
+    x = np.arange(80, dtype=np.float32).reshape(40, 2)
+    save(tmp_path, "a", x=x, y=np.arange(40) * 3)
+    dataset, findings = read(tmp_path)
+    assert dataset is None and ("error", "likely_regression", "") in kinds(findings)
+    assert "class_names" in findings.errors[0].message
+    save(tmp_path, "a", x=x, y=np.arange(40), class_names=np.array([f"class {number}" for number in range(40)]))
+    dataset, findings = read(tmp_path)
+    assert dataset is not None and dataset.num_classes == 40

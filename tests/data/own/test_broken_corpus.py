@@ -7,8 +7,7 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.check import check
-from fedtailor.data.own.read import load_own
+from fedtailor.data.own.read import load_own, read_own
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "own-data.md"
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]")
@@ -21,7 +20,7 @@ def kinds_in_docs():
 
 def test_a_broken_folder_is_reported_and_loads_accordingly(broken):
     folder, case = broken
-    dataset, findings = check(str(folder), DataOptions())
+    dataset, findings = read_own(str(folder), DataOptions())
     assert (case.severity, case.kind) in findings.counts, findings.problems
     assert set(findings.counts) <= kinds_in_docs()
     for problem in findings.problems:

@@ -8,13 +8,11 @@ import pytest
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own import report
-from fedtailor.data.own.check import check
 from fedtailor.data.own.crosscheck import cross_check
 from fedtailor.data.own.duplicates import Occurrence, report_duplicates
+from fedtailor.data.own.findings import KINDS_IN_WORDS, Findings, Site
 from fedtailor.data.own.names import check_names, safe_name
-from fedtailor.data.own.read import load_own
-from fedtailor.data.own.report import Findings, Site
+from fedtailor.data.own.read import load_own, read_own
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -43,7 +41,7 @@ def test_plain_names_are_not(names):
 
 
 def test_good_data_have_no_problem(folder, make):
-    dataset, findings = check(str(make.images(folder)), DataOptions())
+    dataset, findings = read_own(str(make.images(folder)), DataOptions())
     assert dataset is not None and not findings.problems
     assert dataset.notes == ("Images are 8 x 8, gray.",)
 
@@ -54,7 +52,7 @@ def test_spaces_and_unicode_work(folder, make):
             for number in range(10):
                 array = make.pixels(1000 * place + 100 * len(label) + number)
                 make.save(folder / site / label / f"Bild {number} ü.png", array)
-    dataset, findings = check(str(folder), DataOptions())
+    dataset, findings = read_own(str(folder), DataOptions())
     assert not findings.problems
     assert dataset.domain_names == ("Klinik Süd", "東京 病院") and dataset.class_names == ("mit Befund", "o.B. – 无")
 
@@ -62,7 +60,7 @@ def test_spaces_and_unicode_work(folder, make):
 def test_class_names_of_a_file_are_made_safe(folder, make):
     for site in ("A", "BB"):
         make.arrays(folder, site, class_names=np.array(["a\x1b[1m", "b"]))
-    dataset, findings = check(str(folder), DataOptions())
+    dataset, findings = read_own(str(folder), DataOptions())
     assert dataset.class_names == ("a\\x1b[1m", "b")
     assert findings.sites[0].train == {"a\\x1b[1m": 6, "b": 6} and kinds(findings) == {"unsafe_name"}
 
@@ -84,7 +82,7 @@ def test_sites_are_compared():
 @pytest.mark.parametrize(
     ("sites", "words"),
     [
-        ([Site("A", {}, {"x": 3, "y": 1}), Site("B", {}, {"x": 2})], "none for training"),
+        ([Site("A", {}, {"x": 3, "y": 1}), Site("B", {}, {"x": 2})], "none are for training"),
         ([Site("A", {"x": 1}), Site("B", {"y": 1})], "more than one example"),
     ],
 )
@@ -133,7 +131,7 @@ def test_duplicates_get_one_problem_each_the_most_serious():
 def test_loading_tells_the_first_errors_and_counts_the_rest(folder, make):
     for number in range(6):
         make.arrays(folder, f"site{number}", y=np.arange(12) - 1)
-    with pytest.raises(DataError, match=r"All errors: 6 negative_label\.$") as caught:
+    with pytest.raises(DataError, match=r"All errors: 6 files with negative labels\.$") as caught:
         load_own(str(folder), DataOptions())
     assert caught.value.key == "data.path" and caught.value.got == "negative_label"
     assert "site0/train.npz" in caught.value.message
@@ -144,8 +142,8 @@ def test_an_error_after_many_other_problems_is_still_one(folder, make, monkeypat
     for number in range(5):
         (folder / f"{number}.txt").write_text("stray")
     make.save(folder / "A" / "cat" / "odd.png", make.pixels(1, (9, 9)))
-    monkeypatch.setattr(report, "MAX_PROBLEMS", 3)
-    dataset, findings = check(str(folder), DataOptions())
+    monkeypatch.setattr("fedtailor.data.own.findings.MAX_PROBLEMS", 3)
+    dataset, findings = read_own(str(folder), DataOptions())
     assert dataset is None and ("error", "image_sizes") in findings.counts
     with pytest.raises(DataError, match="Images have 2 sizes"):
         load_own(str(folder), DataOptions())
@@ -157,3 +155,18 @@ def test_every_kind_in_the_documentation_is_in_the_code():
     documented = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
     assert len(documented) == len(set(documented)) > 60
     assert [kind for kind in documented if f'"{kind}"' not in source] == []
+
+
+def test_every_kind_has_words_and_a_place_in_the_documentation():
+    page = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
+    assert sorted(KINDS_IN_WORDS) == sorted(documented)
+    assert all(one and many and one != many for one, many in KINDS_IN_WORDS.values())
+
+
+def test_the_notes_of_a_data_set_count_what_was_left_out_in_words(folder, make):
+    make.images(folder)
+    (folder / "A" / "cat" / "broken.png").write_bytes(b"not a picture")
+    (folder / "A" / "notes.txt").write_text("stray")
+    dataset = load_own(str(folder), DataOptions())
+    assert "Left out: 1 unreadable image, 1 file of another kind." in dataset.notes

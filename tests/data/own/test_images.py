@@ -8,9 +8,8 @@ from fedtailor.data.options import DataOptions
 from fedtailor.data.own import decode, images
 from fedtailor.data.own.decode import reading_images
 from fedtailor.data.own.duplicates import Occurrence
+from fedtailor.data.own.findings import Findings, Unusable
 from fedtailor.data.own.images import Picture, read_pictures, square
-from fedtailor.data.own.place import Unusable
-from fedtailor.data.own.report import Findings
 
 
 def decoded(path):
@@ -129,7 +128,7 @@ def test_sizes_that_differ_are_named(folder, make):
     brought, findings = read(paths, image_size=16)
     assert brought.x.shape == (4, 16, 16, 1) and not findings.problems
     assert any("2 sizes from 8 x 8 to 9 x 8" in note for note in findings.notes)
-    assert any(note.startswith("4 images are smaller") for note in findings.notes)
+    assert any(note.startswith("4 images were smaller") for note in findings.notes)
 
 
 def test_what_cannot_be_read_is_left_out(folder, make):

@@ -8,10 +8,9 @@ import pytest
 from fedtailor.core.errors import DataError
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own import walk
-from fedtailor.data.own.check import check
+from fedtailor.data.own.findings import Findings
 from fedtailor.data.own.layout import LAYOUTS, recognize
-from fedtailor.data.own.read import load_own
-from fedtailor.data.own.report import Findings
+from fedtailor.data.own.read import load_own, read_own
 
 
 def layout_of(path):
@@ -34,7 +33,7 @@ def test_images(layout, words, sites, folder, make):
     assert (found.words, list(found.sites), list(found.classes)) == (words, sites, ["cat", "dog"])
     assert findings.layout == words and not findings.problems
     assert len(found.pictures) == 40
-    dataset, _ = check(str(folder), DataOptions())
+    dataset, _ = read_own(str(folder), DataOptions())
     assert dataset.domain_names == tuple(sites) and dataset.class_names == ("cat", "dog")
 
 
@@ -42,7 +41,7 @@ def test_rows_are_in_order_training_first(folder, make):
     make.images(folder, layout="{site}/train/{label}")
     make.save(folder / "A" / "test" / "dog" / "1.png", make.pixels(9))
     make.save(folder / "B" / "test" / "cat" / "1.png", make.pixels(10))
-    dataset, findings = check(str(folder), DataOptions())
+    dataset, findings = read_own(str(folder), DataOptions())
     assert dataset.num_official_train == 40
     np.testing.assert_array_equal(dataset.y, [*np.repeat([0, 1, 0, 1], 10), 1, 0])
     np.testing.assert_array_equal(dataset.domains, [*np.repeat([0, 1], 20), 0, 1])
@@ -90,7 +89,7 @@ def test_a_site_may_be_called_train_where_parts_are_below(folder, make):
 def test_a_table_that_hides_images_is_named(text, folder, make):
     make.images(folder)
     (folder / "metadata.csv").write_text(text)
-    dataset, findings = check(str(folder), DataOptions())
+    dataset, findings = read_own(str(folder), DataOptions())
     assert dataset is None and len(findings.errors) == 1
     message = findings.errors[0].message
     assert "read as tables because 'metadata.csv' is at its top" in message and "40 other files" in message
@@ -101,7 +100,7 @@ def test_a_table_that_hides_images_is_named(text, folder, make):
 
 def test_a_broken_table_without_images_is_not_explained_away(folder, make):
     make.table(folder, "A", "a,b\n1,2\n")
-    _, findings = check(str(folder), DataOptions())
+    _, findings = read_own(str(folder), DataOptions())
     assert "move it out" not in findings.errors[0].message
 
 
@@ -119,7 +118,7 @@ def test_arrays_and_tables(folder, make):
     make.table(folder, "B2")
     found, findings = layout_of(folder)
     assert found.words == LAYOUTS[5] and [site for site, _ in found.tables] == ["A", "B2"]
-    assert findings.notes == ["40 images of the folder are read where a table names them."]
+    assert findings.notes == ["40 images of the folder will be read if a table names them."]
     one, _ = layout_of(folder / "A.csv")
     assert one.words == LAYOUTS[6] and [site for site, _ in one.tables] == [""]
     arrays = folder.parent / "arrays"
@@ -130,7 +129,7 @@ def test_arrays_and_tables(folder, make):
     assert found.words == LAYOUTS[4] and [(site, sorted(files)) for site, files in found.arrays] == [
         ("A", ["test", "train"])
     ]
-    dataset, findings = check(str(arrays), DataOptions())
+    dataset, findings = read_own(str(arrays), DataOptions())
     assert dataset.num_official_train == 12 and len(dataset.y) == 24
     assert findings.counts["skipped", "empty_site"] == 1
 
@@ -149,7 +148,7 @@ def test_hidden_files_are_counted(folder, make):
     make.save(folder / ".cache" / "cat" / "1.png", make.pixels(1))
     found, findings = layout_of(folder)
     assert len(found.pictures) == 40 and not findings.problems
-    assert findings.notes == ["3 hidden files or folders were passed over."]
+    assert findings.notes == ["3 hidden files or folders were ignored."]
 
 
 def test_links_to_files_within_are_followed(folder, make):

@@ -18,7 +18,7 @@ from sklearn.datasets import load_breast_cancer, load_wine
 
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.report import Findings
+from fedtailor.data.own.findings import Findings
 from fedtailor.data.own.tables import read_tables
 
 
@@ -177,11 +177,11 @@ BROKEN: dict[str, tuple[bytes, str, str, str]] = {
     "ragged": (b"f,g,label\n1,2,x\n1,2\n", "ragged_row", "s.csv:3", "2 cells, the header 3"),
     "text in a feature": (b"f,g,label\n1,2,x\n1,abc,x\n1,d,x\n", "not_a_number", "s.csv:3", "'g'.*2 cells.*'abc'"),
     "underscore": (b"f,g,label\n1,1_2,x\n", "not_a_number", "s.csv:2", "1_2"),
-    "empty cell": (b"f,g,label\n1,2,x\n1,,x\n1,NaN,x\n", "missing_value", "s.csv:3", "'g' has 2 cells"),
+    "empty cell": (b"f,g,label\n1,2,x\n1,,x\n1,NaN,x\n", "missing_value", "s.csv:3", "'g' has 2 empty cells"),
     "infinite": (b"f,g,label\n1,inf,x\n1,1e39,x\n", "not_finite", "s.csv:2", "2 values"),
-    "no label": (b"f,g,label\n1,2,x\n1,2,\n", "missing_label", "s.csv:3", "1 rows"),
+    "no label": (b"f,g,label\n1,2,x\n1,2,\n", "missing_label", "s.csv:3", "1 row has no label"),
     "a column missing": (b"f,label\n1,x\n", "missing_column", "s.csv", "'g' is missing"),
-    "a column more": (b"f,g,h,label\n1,2,3,x\n", "extra_column", "s.csv", "'h' is in 1 of 3"),
+    "a column more": (b"f,g,h,label\n1,2,3,x\n", "extra_column", "s.csv", "'h' is only in 1 of 3"),
     "a column twice": (b"f,f,g,label\n1,2,3,x\n", "duplicate_column", "s.csv", "'f'"),
     "a column without a name": (b",f,g,label\n0,1,2,x\n", "unnamed_column", "s.csv", "Column 1"),
     "no features": (b"label\nx\n", "no_features", "s.csv", "feature"),
@@ -301,7 +301,7 @@ def test_more_than_can_be_held_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_too_many_classes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtailor.data.own.classes.MAX_CLASSES", 3)
+    monkeypatch.setattr("fedtailor.data.own.tables.MAX_CLASSES", 3)
     write(tmp_path / "a.csv", [["f", "label"], *([[k, f"patient {k}"] for k in range(4)])])
     dataset, findings = read(tmp_path)
     assert dataset is None and [p.kind for p in findings.problems] == ["too_many_classes"]
@@ -361,3 +361,37 @@ def test_an_image_that_is_not_in_the_folder_is_an_error(
     dataset, findings = read(folder)
     assert dataset is None
     assert [(p.kind, p.path) for p in findings.problems if p.severity == "error"] == [(kind, "a.csv:3")]
+
+
+def prices(different: int, each: int) -> str:
+    rows = [f"{row},{row * 2},{1000 + 7 * (row % different)}" for row in range(different * each)]
+    return "\n".join(["f,g,label", *rows, ""])
+
+
+def test_whole_numbers_with_few_examples_each_are_refused_as_a_likely_regression(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(prices(31, 4))
+    dataset, findings = read(tmp_path)
+    (problem,) = findings.errors
+    assert dataset is None and (problem.kind, problem.path) == ("likely_regression", "a.csv")
+    assert "31 different whole numbers with 4.0 examples each" in problem.message
+    assert "Only classification is supported" in problem.message and "as text" in problem.message
+
+
+@pytest.mark.parametrize(("different", "each"), [(30, 1), (31, 5), (100, 5)])
+def test_few_numbers_or_many_examples_of_each_are_classes(tmp_path: Path, different: int, each: int) -> None:
+    (tmp_path / "a.csv").write_text(prices(different, each))
+    dataset, _ = read(tmp_path)
+    assert dataset is not None and dataset.num_classes == different
+
+
+def test_names_of_classes_are_never_a_regression(tmp_path: Path) -> None:
+    rows = [f"{row},{row * 2},class {row}" for row in range(40)]
+    (tmp_path / "a.csv").write_text("\n".join(["f,g,label", *rows, ""]))
+    dataset, findings = read(tmp_path)
+    assert dataset is not None and dataset.num_classes == 40 and not findings.errors
+
+
+def test_a_fraction_as_a_label_says_that_regression_is_not_supported(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("f,g,label\n1,2,1.5\n3,4,2\n")
+    _, findings = read(tmp_path)
+    assert findings.errors[0].kind == "float_label" and "not regression" in findings.errors[0].message

@@ -13,7 +13,7 @@ import pytest
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.report import Findings
+from fedtailor.data.own.findings import Findings
 from fedtailor.data.own.target import read_target
 
 COUNTER = itertools.count()

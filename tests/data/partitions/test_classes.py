@@ -133,7 +133,7 @@ def test_a_division_is_found_whenever_there_is_one(sizes: list[int], k: int, cli
             1,
             "needs k + clients - 1 >= 2, so that every class is held by some client, got 1 + 1 - 1.",
         ),
-        (CyclicClasses(k=1), 3, "a division with 6 examples for every client is found, got 10, 10."),
+        (CyclicClasses(k=1), 3, "classes whose sizes allow 6 examples for every client, got 10, 10."),
     ],
 )
 def test_what_cannot_be_met_is_refused_at_once(partition: Partition, clients: int, sentence: str) -> None:

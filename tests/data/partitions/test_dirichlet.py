@@ -124,7 +124,7 @@ def test_a_hopeless_minimum_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_minimum_that_most_clients_miss_is_given_up_early() -> None:
-    with pytest.raises(DataError, match=r"got fewer for \d+ or more of them in all of 20 draws; raise alpha"):
+    with pytest.raises(DataError, match=r"got fewer for at least \d+ of them in each of 20 draws; raise alpha"):
         Dirichlet(alpha=0.5, min_size=4).divide(Annotations(np.arange(6000) % 10), clients=1000, seed=0)
 
 

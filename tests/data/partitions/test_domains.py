@@ -73,9 +73,9 @@ SMALL = Annotations(np.array([0, 1, 2, 0, 0, 0, 0, 0]), None, np.array([0, 0, 0,
 @pytest.mark.parametrize(
     ("partition", "annotations", "clients", "sentence"),
     [
-        (Natural(), WITHOUT, 2, "partition natural: needs domains (writers or sites), got none"),
-        (Domains(), WITHOUT, 20, "needs domains (writers or sites), got none"),
-        (DomainLabels(), WITHOUT, 20, "needs domains (writers or sites), got none"),
+        (Natural(), WITHOUT, 2, "partition natural: needs domains (writers or sites), got a data set without them"),
+        (Domains(), WITHOUT, 20, "needs domains (writers or sites), got a data set without them"),
+        (DomainLabels(), WITHOUT, 20, "needs domains (writers or sites), got a data set without them"),
         (Natural(), DIGIT5, 6, "needs at most 5 clients, one for each domain with examples, got 6 clients."),
         (Domains(), DIGIT5, 10, "needs 4 x 5 = 20 clients, per_domain for each domain with examples, got 10."),
         (Domains(per_domain=4, min_size=0), SMALL, 8, "needs at least 4 examples of domain 0, got 3."),

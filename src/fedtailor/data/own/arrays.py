@@ -1,4 +1,4 @@
-"""Own data as arrays: ``SITE/train.npz`` and, where there is one, ``SITE/test.npz``."""
+"""Own data as arrays: ``SITE/train.npz`` and, if it exists, ``SITE/test.npz``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import numpy as np
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.assemble import one_source
+from fedtailor.data.own.assemble import combine_blocks, one_source
 from fedtailor.data.own.blocks import Block
-from fedtailor.data.own.combine import combine_blocks
+from fedtailor.data.own.findings import MAX_CLASSES, MAX_TOTAL_BYTES, Findings, Place, Unusable, show
 from fedtailor.data.own.names import safe_name
 from fedtailor.data.own.npz import read_archive
-from fedtailor.data.own.place import MAX_CLASSES, MAX_TOTAL_BYTES, Place, Unusable, show
-from fedtailor.data.own.report import Findings
 from fedtailor.data.readers.files import read_bytes
 
 ARRAYS = ("x", "y", "class_names")
@@ -24,19 +22,20 @@ ARRAYS = ("x", "y", "class_names")
 def read_npz_sites(
     folder: Path, sites: list[tuple[str, dict[str, Path]]], options: DataOptions, findings: Findings
 ) -> Dataset | None:
-    """Read the arrays ``x`` and ``y`` of every site, and the text array ``class_names`` where a file has one.
+    """Read the arrays ``x`` and ``y`` of every site, and the text array ``class_names`` if a file has it.
 
     ``x`` is (rows, height, width), (rows, height, width, channels) or (rows, features), numbers; ``y`` is (rows,),
-    whole numbers from 0. See :mod:`fedtailor.data.own.blocks` and :mod:`fedtailor.data.own.scale` for what is accepted.
+    whole numbers from 0. :mod:`fedtailor.data.own.blocks` and :mod:`fedtailor.data.own.scale` describe the accepted
+    values.
 
     Args:
         folder: the data's folder; problems name files relative to it.
         sites: name of each site and its files: ``train``, ``test``, or both.
-        options: of which none changes what is read; those that are for image files give a warning.
+        options: none changes the result; options for image files give a warning.
         findings: problems, sites and notes are added to it.
 
     Returns:
-        The data set, or None where an error left nothing to use.
+        The data set, or None after an error.
     """
     digests: dict[str, str] = {}
     blocks: list[Block] = []
@@ -48,13 +47,17 @@ def read_npz_sites(
                 continue
             place = Place(findings, site, safe_name(files[part].relative_to(folder).as_posix()))
             arrays = _read_file(files[part], folder, place, digests, left)
-            if arrays is not None:
-                left -= sum(array.nbytes for array in arrays.values())
-                blocks.append(Block(place, "train" if part == "train" else "test", arrays["x"], arrays["y"]))
-                if "class_names" in arrays and (found := _check_names(arrays["class_names"], place)) is not None:
+            if arrays is None:
+                continue
+            left -= sum(array.nbytes for array in arrays.values())
+            blocks.append(Block(place, "train" if part == "train" else "test", arrays["x"], arrays["y"]))
+            if "class_names" in arrays:
+                found = _check_names(arrays["class_names"], place)
+                if found is not None:
                     names[place.path] = found
-    alike = _check_names_alike(names, findings)
-    class_names = next(iter(names.values()), ()) if alike else ()
+    class_names: tuple[str, ...] = ()
+    if names and _check_names_alike(names, findings):
+        class_names = next(iter(names.values()))
     named = [site for site, _ in sites]
     sources = one_source(folder.name, digests)
     return combine_blocks(folder.name, named, blocks, class_names, options, findings, sources=sources)
@@ -75,10 +78,10 @@ def _read_file(
     shown = ", ".join(show(name) for name in present[:20]) or "none"
     missing = [name for name in ("x", "y") if name not in arrays]
     if missing:
-        place.error("missing_array", f"Array {' and '.join(missing)} is missing; arrays there are: {shown}.")
+        place.error("missing_array", f"Array {' and '.join(missing)} is missing; the arrays are: {shown}.")
         return None
     if len(present) > len(arrays):
-        message = f"Only x, y and class_names are used; arrays there are: {shown}."
+        message = f"Only x, y and class_names are used; the arrays are: {shown}."
         place.warning("unused_array", message)
     return arrays
 

@@ -1,4 +1,4 @@
-"""Examples and labels that a site gives as arrays: what they may be, checked before they are put together."""
+"""Checks of the arrays of examples and labels that a site gives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedtailor.data.own.place import MAX_CLASSES, Place, show
+from fedtailor.data.own.findings import MAX_CLASSES, Place, show
 
 
 class Block(NamedTuple):
@@ -27,13 +27,15 @@ class Block(NamedTuple):
 def check_block(block: Block, class_names: Sequence[str]) -> Block | None:
     """Return the block with images channels last and labels as int64; None, with the problem added, if it is unusable.
 
-    Labels are whole numbers from 0, below the number of ``class_names`` if there are any. Those stored as floats are
-    accepted, with a warning, where all are whole. Channels are the last axis, or the second where that one
-    has 1 or 3 entries and the last has neither 1 nor 3, as PyTorch orders them.
+    Labels are whole numbers from 0, below the number of ``class_names`` if there are any. Whole numbers stored as
+    floats are accepted with a warning. Channels are the last axis, or, as in PyTorch, the second one if that has 1 or 3
+    entries and the last has neither 1 nor 3.
     """
-    x, y, place = block.x, block.y, block.place
+    x = block.x
+    y = block.y
+    place = block.place
     if y.ndim != 1 or x.ndim == 0 or len(x) != len(y):
-        allowed = "y of shape (rows,) and x of shape (rows, ...) with as many rows"
+        allowed = "y of shape (rows,) and x of shape (rows, ...) with the same number of rows"
         place.error("wrong_shape", f"Expected {allowed}, got x of shape {x.shape} and y of shape {y.shape}.")
         return None
     if x.dtype.kind not in "buif" or (x.dtype.kind == "b" and x.ndim != 2):
@@ -45,7 +47,9 @@ def check_block(block: Block, class_names: Sequence[str]) -> Block | None:
         return None
     labels = _check_labels(y, place, len(class_names))
     images = x if x.ndim == 2 else _channels_last(x, place)
-    return None if labels is None or images is None else block._replace(x=images, y=labels)
+    if labels is None or images is None:
+        return None
+    return block._replace(x=images, y=labels)
 
 
 def _check_labels(y: np.ndarray, place: Place, num_classes: int) -> np.ndarray | None:
@@ -53,23 +57,27 @@ def _check_labels(y: np.ndarray, place: Place, num_classes: int) -> np.ndarray |
     if y.dtype.kind not in "buif":
         place.error("wrong_type", f"Expected labels y of whole numbers, got type {y.dtype}; names go into class_names.")
         return None
-    wrong = np.flatnonzero(y != np.floor(y)) if y.dtype.kind == "f" else np.empty(0, dtype=int)  # NaN is never equal
-    if len(wrong):
-        row = int(wrong[0])
-        message = f"Labels must be whole numbers: {len(wrong)} are not, the first is {y[row]} at index {row}."
-        place.error("float_label", message, row)
-        return None
+    if y.dtype.kind == "f":
+        wrong = np.flatnonzero(y != np.floor(y))  # true for NaN too
+        if len(wrong):
+            row = int(wrong[0])
+            message = (
+                f"Labels must be whole numbers: {len(wrong)} are not, the first is {y[row]} at index {row}. "
+                "Only classification is supported, not regression."
+            )
+            place.error("float_label", message, row)
+            return None
     limit = num_classes or MAX_CLASSES
     wrong = np.flatnonzero((y < 0) | (y >= limit))
     if len(wrong):
         row = int(wrong[0])
-        why = f"the {num_classes} class names allow" if num_classes else f"no more than {MAX_CLASSES} classes are read:"
+        why = f"there are {num_classes} class names" if num_classes else f"at most {MAX_CLASSES} classes are read"
         kind = "negative_label" if y[row] < 0 else "label_out_of_range"
-        message = f"Labels must be from 0 to {limit - 1} ({why.rstrip(':')}), got {y[row]} at index {row}."
+        message = f"Labels must be from 0 to {limit - 1} ({why}), got {y[row]} at index {row}."
         place.error(kind, message, row)
         return None
     if y.dtype.kind == "f":
-        place.warning("labels_as_floats", "Labels are stored as floats; all are whole numbers and used as such.")
+        place.warning("labels_as_floats", "Labels are whole numbers stored as floats; they are converted.")
     return y.astype(np.int64)
 
 
@@ -77,30 +85,31 @@ def _channels_last(x: np.ndarray, place: Place) -> np.ndarray | None:
     """Return images as (rows, height, width, channels), or None with the problem added."""
     if x.ndim == 3:
         return x[..., None]
-    last, second, third = x.shape[3], x.shape[1], x.shape[2]
+    _, second, third, last = x.shape
     if last in (1, 3) or last <= min(second, third):
         return x
     if second in (1, 3) and third > 3:
-        note = "Images stored channels first (rows, channels, height, width) were brought to channels last."
+        note = "Images stored channels first (rows, channels, height, width) were converted to channels last."
         if note not in place.findings.notes:
             place.findings.notes.append(note)
         return np.moveaxis(x, 1, 3)
-    place.error(
-        "wrong_shape", f"Cannot tell the channels of images of shape {show(x.shape)}: they go into the last axis."
-    )
+    message = f"The channels of images of shape {show(x.shape)} are unclear: store them in the last axis."
+    place.error("wrong_shape", message)
     return None
 
 
 def check_alike(blocks: Sequence[Block]) -> bool:
-    """Return whether all blocks have examples of one shape, and all whole numbers or all floats; add what differs."""
-    first, alike = blocks[0], True
+    """Return whether all blocks have examples of one shape, and all whole numbers or all floats; add differences."""
+    first = blocks[0]
+    origin = show(first.place.path)
+    alike = True
     for block in blocks[1:]:
         if block.x.shape[1:] != first.x.shape[1:]:
-            got, expected = f"shape {block.x.shape[1:]}", f"shape {first.x.shape[1:]} as in {show(first.place.path)}"
-            block.place.error("shape_differs", f"Expected examples of {expected}, got {got}.")
+            expected = f"shape {first.x.shape[1:]} as in {origin}"
+            block.place.error("shape_differs", f"Expected examples of {expected}, got shape {block.x.shape[1:]}.")
             alike = False
         elif first.x.ndim == 4 and (block.x.dtype.kind == "f") != (first.x.dtype.kind == "f"):
-            got, expected = f"type {block.x.dtype}", f"type {first.x.dtype} as in {show(first.place.path)}"
-            block.place.error("type_differs", f"Expected examples of {expected}, got {got}.")
+            expected = f"type {first.x.dtype} as in {origin}"
+            block.place.error("type_differs", f"Expected examples of {expected}, got type {block.x.dtype}.")
             alike = False
     return alike

@@ -1,6 +1,6 @@
-"""Tables as text: CSV in UTF-8, with commas, semicolons or tabs between the cells.
+"""The reader of CSV tables in UTF-8, with commas, semicolons or tabs between the cells.
 
-Python's own reader serves, with or without pyarrow: it guesses no types, and every problem keeps its row.
+It uses Python's csv module even if pyarrow is installed: types are not guessed, and every problem has its row.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedtailor.data.own.place import Place, Unusable
+from fedtailor.data.own.findings import Place, Unusable
 from fedtailor.data.own.table import MISSING, Cells, Columns, Table, check_table, find_columns
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 LONGEST_HEADER = 2**20
-"""Characters of the first line that are looked at to tell the delimiter."""
+"""Most characters of the first line from which the delimiter is recognized."""
 
 TRUTH = {"true": 1.0, "false": 0.0}
 
@@ -25,14 +25,14 @@ TRUTH = {"true": 1.0, "false": 0.0}
 def read_csv(raw: bytes, place: Place, label_column: str, *, limit: int) -> Table | None:
     """Return the table; None, with the problems added, if it cannot be used.
 
-    The delimiter is the one of ``DELIMITERS`` with which the header has the label column, else the one that gives
-    most columns. Rows are named by their line in the file, the header being line 1; blank lines are no rows.
+    The delimiter is the one of ``DELIMITERS`` with which the header has the label column, else the one that gives the
+    most columns. Rows are named by their line in the file, where the header is line 1; blank lines are ignored.
 
     Raises:
-        Unusable: not UTF-8, quotes that do not fit, an empty file, or more than ``limit`` bytes of features.
+        Unusable: the file is not UTF-8 or empty, has unmatched quotes, or more than ``limit`` bytes of features.
     """
     if not raw.strip():
-        raise Unusable("empty_file", "The file is empty: not even a header is there.")
+        raise Unusable("empty_file", "The file is empty; it lacks even a header.")
     lines = io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8-sig", newline="")
     reader = None
     try:
@@ -45,7 +45,8 @@ def read_csv(raw: bytes, place: Place, label_column: str, *, limit: int) -> Tabl
         note = f"Tables have {DELIMITERS[delimiter]} between their cells."
         if delimiter != "," and note not in place.findings.notes:
             place.findings.notes.append(note)
-        complete, cells = _read_cells(((reader.line_num, row) for row in reader), place, columns, limit)
+        rows = ((reader.line_num, row) for row in reader)
+        complete, cells = _read_cells(rows, place, columns, limit)
     except UnicodeDecodeError as error:
         raise Unusable("wrong_encoding", f"The file is not UTF-8: {_first_wrong_byte(raw)}.") from error
     except csv.Error as error:
@@ -81,12 +82,13 @@ def _delimiter(first: str, label_column: str) -> str:
 def _read_cells(
     rows: Iterator[tuple[int, list[str]]], place: Place, columns: Columns, limit: int
 ) -> tuple[bool, Cells]:
-    """Return whether all rows, given with their line, are as long as the header, and what those that are hold."""
-    lines, values = array("q"), array("f")
+    """Return whether all rows, given with their line, are as long as the header, and the cells of those that are."""
+    lines = array("q")
+    values = array("f")
     splits: list[str] = []
     images: list[str] = []
     cells = Cells(np.empty(0, dtype=np.float32), lines, [])
-    same: dict[str, str] = {}  # one text object for each label
+    same: dict[str, str] = {}  # one text object per label
     complete = True
     for line, row in rows:
         if not row:
@@ -104,7 +106,7 @@ def _read_cells(
             images.append(row[columns.image].strip())
         values.extend(_numbers(row, columns, cells, line))
         if 4 * len(values) > limit:
-            message = f"At most {limit} bytes of features, 4 for each, can be read; line {line} is beyond."
+            message = f"At most {limit} bytes of features, 4 for each, can be read; line {line} exceeds the limit."
             raise Unusable("too_large", message)
     cells.values = np.frombuffer(values, dtype=np.float32).reshape(len(lines), len(columns.features))
     cells.splits = None if columns.split is None else splits
@@ -113,7 +115,7 @@ def _read_cells(
 
 
 def _numbers(row: list[str], columns: Columns, cells: Cells, line: int) -> list[float]:
-    """Return the features of a row; NaN where there is no value, 0 for what is no number, which is counted."""
+    """Return the features of a row: NaN for an empty cell, 0 for text, which is counted."""
     try:
         return [_number(row[index]) for index in columns.features]
     except ValueError:

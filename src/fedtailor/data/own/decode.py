@@ -1,4 +1,4 @@
-"""One image file to pixels: gray or RGB, 8 bits, upright."""
+"""The decoder of one image file: gray or RGB, 8 bits, upright."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from fedtailor.data.own.place import Unusable
+from fedtailor.data.own.findings import Unusable
 from fedtailor.data.readers.files import MAX_BYTES
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-"""The formats that are read, whatever the name of the file; none of them runs another program."""
+"""The supported formats, whatever the name of the file; none of them runs another program."""
 
 MAX_PIXELS = 50_000_000
-"""Larger images are refused before they are unpacked: a file of a few kilobytes can fill the memory."""
+"""Larger images are refused before they are decoded: a file of a few kilobytes can fill the memory."""
 
 _ORIENTATION = 0x0112  # the EXIF field
 _WIDE = {"I", "I;16", "I;16L", "I;16B", "I;16N"}
@@ -37,23 +37,23 @@ _CONVERTED = {
 
 
 class Decoded(NamedTuple):
-    """An image and how it was stored."""
+    """A decoded image and properties of its file."""
 
     pixels: np.ndarray  # (height, width, 1 or 3), uint8
     traits: tuple[str, ...]
-    """What had to be converted, such as ``CMYK`` or ``turned``."""
+    """Conversions that were made, such as ``CMYK`` or ``turned``."""
     peak: int
-    """The largest value of an image with 16 bits; -1 for others."""
+    """The largest value of a 16-bit image; -1 for others."""
     file_digest: str
     """SHA-256 of the file."""
 
 
 @contextmanager
 def reading_images() -> Iterator[None]:
-    """Silence Pillow while many files are read, but for the warning of a bomb, which becomes an exception."""
+    """Silence Pillow's logs and warnings, except its warning of decompression bombs, which becomes an exception."""
     log = logging.getLogger("PIL")
     level = log.level
-    log.setLevel(logging.CRITICAL + 1)  # what is wrong with a file is told once, by the exception
+    log.setLevel(logging.CRITICAL + 1)  # the exception reports a problem once
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -64,15 +64,15 @@ def reading_images() -> Iterator[None]:
 
 
 def decode(path: Path) -> Decoded:
-    """Read an image file; to be called within :func:`reading_images`.
+    """Read an image file; call it within :func:`reading_images`.
 
-    * EXIF orientation is applied; of several frames the first is taken.
+    * EXIF orientation is applied; only the first of several frames is read.
     * 16 bits are divided by 257 and rounded, so that 65535 becomes 255; 1 bit becomes 0 or 255.
-    * Transparent pixels are put on black. Palettes, CMYK and others become RGB.
+    * Transparent pixels get a black background. Palettes, CMYK and others become RGB.
     * Three channels that are equal everywhere become one: gray.
 
     Raises:
-        Unusable: with the kind of the problem and a sentence.
+        Unusable: the image cannot be read; the exception has the kind of the problem and a sentence.
     """
     raw = _read(path)
     try:
@@ -86,10 +86,11 @@ def decode(path: Path) -> Decoded:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _bomb("more") from error
     except UnidentifiedImageError as error:
-        message = f"This is no image of a format that is read ({', '.join(FORMATS)}), or its beginning is damaged."
+        message = f"Not a supported image format ({', '.join(FORMATS)}), or the beginning of the file is damaged."
         raise Unusable("not_an_image", message) from error
     except Exception as error:  # a damaged image raises one of a dozen exceptions, depending on its format
-        kind = "truncated_image" if "truncated" in str(error).lower() else "damaged_image"
+        is_truncated = "truncated" in str(error).lower()
+        kind = "truncated_image" if is_truncated else "damaged_image"
         raise Unusable(kind, f"The image cannot be decoded: {type(error).__name__}: {error}.") from error
     return Decoded(pixels, traits, peak, hashlib.sha256(raw).hexdigest())
 
@@ -109,18 +110,22 @@ def _read(path: Path) -> bytes:
 
 
 def _bomb(size: str) -> Unusable:
-    return Unusable("image_too_large", f"The image has {size} pixels; at most {MAX_PIXELS} are unpacked.")
+    return Unusable("image_too_large", f"The image has {size} pixels; at most {MAX_PIXELS} are read.")
 
 
 def _convert(image: Image.Image) -> tuple[np.ndarray, tuple[str, ...], int]:
-    """Return pixels (height, width, 1 or 3), what was converted, and the largest value of 16 bits or -1."""
+    """Return pixels (height, width, 1 or 3), the conversions, and the largest 16-bit value or -1."""
     turned = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
     several = getattr(image, "n_frames", 1) > 1 and image.format != "MPO"  # MPO: a preview beside the photograph
     image.load()
-    traits = [trait for trait, there in (("turned", turned), ("several frames", several)) if there]
+    traits = []
+    if turned:
+        traits.append("turned")
+    if several:
+        traits.append("several frames")
     upright = ImageOps.exif_transpose(image)
     if upright.mode == "F":
-        raise Unusable("unsupported_image", "Pixels are floats, for which white is not known; store 8 or 16 bits.")
+        raise Unusable("unsupported_image", "Pixels are floats without a known value of white; store 8 or 16 bits.")
     if upright.mode in _WIDE:
         pixels, peak = _from_16_bits(upright)
         return pixels, (*traits, "16-bit"), peak
@@ -136,15 +141,18 @@ def _convert(image: Image.Image) -> tuple[np.ndarray, tuple[str, ...], int]:
     pixels = np.asarray(upright)
     if pixels.ndim == 2:
         return pixels[..., None], tuple(traits), -1
-    colored = (pixels[..., :1] != pixels[..., 1:]).any()
-    return (pixels if colored else pixels[..., :1]), tuple(traits), -1
+    is_gray = (pixels[..., :1] == pixels[..., 1:]).all()
+    if is_gray:
+        pixels = pixels[..., :1]
+    return pixels, tuple(traits), -1
 
 
 def _from_16_bits(image: Image.Image) -> tuple[np.ndarray, int]:
-    """Return pixels (height, width, 1) of 8 bits and the largest value found."""
+    """Return 8-bit pixels (height, width, 1) and the largest 16-bit value."""
     values = np.asarray(image).astype(np.int64)
-    low, high = int(values.min()), int(values.max())
+    low = int(values.min())
+    high = int(values.max())
     if low < 0 or high > 65535:
-        message = f"Pixels are from {low} to {high}; 8 or 16 bits without sign can be read."
+        message = f"Pixels are from {low} to {high}; only unsigned 8 or 16 bits can be read."
         raise Unusable("unsupported_image", message)
     return ((values + 128) // 257).astype(np.uint8)[..., None], high

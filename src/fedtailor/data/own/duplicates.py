@@ -1,56 +1,56 @@
-"""Examples that are there more than once: within a site, at several sites, in training and test part."""
+"""Repeated examples: within a site, at several sites, or in the training and test part."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from fedtailor.data.own.place import show
-from fedtailor.data.own.report import Findings
+from fedtailor.data.own.findings import Findings, show
 
 KINDS = ("duplicate_train_test", "duplicate_other_class", "duplicate_across_sites", "duplicate_in_site")
-"""What two examples with the same content can be to each other, the most serious first."""
+"""The relations between two examples with the same content, the most serious first."""
 
 MEANINGS = (
-    ", which is for training: the test is not of unseen data, and its accuracy is too high",
+    ", which is for training: the test is not on unseen data, and its accuracy is too high",
     ", but of another class",
-    ", at another site: what one site trains on, another may be tested on",
-    ", at the same site: it counts twice, or in training and test if they are drawn",
+    ", at another site: one site may train on an example on which another is tested",
+    ", at the same site: it counts twice, and may be both in training and in test",
 )
-"""What that means, for each of ``KINDS``: the end of a sentence."""
+"""The consequence of each of ``KINDS``, as the end of a sentence."""
 
 
 class Occurrence(NamedTuple):
-    """Where an example is."""
+    """The place of an example."""
 
     site: str
     part: str
-    """``train`` or ``test``; ``train`` where the data do not come divided."""
+    """``train`` or ``test``; ``train`` if the data do not come divided."""
     label: str
     path: str
 
 
 class Duplicates(NamedTuple):
-    """The examples that have the content of another one."""
+    """The examples with the same content as another one."""
 
     rows: np.ndarray  # (duplicates,), in ascending order
-    firsts: np.ndarray  # (duplicates,), the row that each is the same as
+    firsts: np.ndarray  # (duplicates,), the row with the same content
     kinds: np.ndarray  # (duplicates,), positions in KINDS
 
 
 def find_duplicates(contents: np.ndarray, sites: np.ndarray, is_test: np.ndarray, labels: np.ndarray) -> Duplicates:
-    """Return every example but the first that has the content of another.
+    """Return every example, except the first, with the same content as another.
 
     Test examples are compared with the first training example of their content, training examples with the first one
-    of the same site, and the first one at a site with that of all sites.
+    of the same site, and the first one at a site with the first one of all sites.
 
     Args:
-        contents: (rows,), equal numbers where examples are equal; the others likewise.
-        sites: number of each example's site.
-        is_test: which examples are for testing.
-        labels: number of each example's class.
+        contents: (rows,), equal numbers for equal examples.
+        sites: (rows,), number of each example's site.
+        is_test: (rows,), whether each example is for testing.
+        labels: (rows,), number of each example's class.
     """
     rows = np.arange(len(contents))
     everywhere = _first_of(is_test, contents)
@@ -63,7 +63,7 @@ def find_duplicates(contents: np.ndarray, sites: np.ndarray, is_test: np.ndarray
 
 
 def _first_of(is_test: np.ndarray, *keys: np.ndarray) -> np.ndarray:
-    """Return for every row (rows,) the first with the same keys, those for training before those for testing."""
+    """Return for every row (rows,) the first row with the same keys; training rows come before test rows."""
     order = np.lexsort((is_test, *keys))  # stable: equal rows stay in order
     begins = np.ones(len(order), dtype=bool)
     begins[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
@@ -74,23 +74,85 @@ def _first_of(is_test: np.ndarray, *keys: np.ndarray) -> np.ndarray:
 
 
 def report_duplicates(digests: Sequence[bytes], where: Sequence[Occurrence], findings: Findings) -> None:
-    """Warn once of every example but the first that has the content of another; all are kept.
+    """Add a warning for every example, except the first, with the same content as another; all are kept.
 
     Args:
-        digests: of the content of every example.
-        where: every example is; as many.
+        digests: digest of the content of every example.
+        where: the place of every example.
         findings: the problems are added to it.
     """
     is_test = np.array([one.part == "test" for one in where], dtype=bool)
-    sites, labels = _numbered(one.site for one in where), _numbered(one.label for one in where)
-    for row, same, kind in zip(*find_duplicates(_numbered(digests), sites, is_test, labels), strict=True):
-        other, first = where[row], where[same]
-        classes = f": {show(first.label)} there, {show(other.label)} here" if first.label != other.label else ""
-        message = f"The same content as {show(first.path)}{MEANINGS[kind]}{classes}."
-        findings.add("warning", KINDS[kind], other.site, other.path, message)
+    sites = _number_values(one.site for one in where)
+    labels = _number_values(one.label for one in where)
+    found = find_duplicates(_number_values(digests), sites, is_test, labels)
+    for row, same, kind in zip(found.rows, found.firsts, found.kinds, strict=True):
+        other = where[row]
+        first = where[same]
+        message = f"The same content as {show(first.path)}{MEANINGS[kind]}"
+        if first.label != other.label:
+            message += f": {show(first.label)} there, {show(other.label)} here"
+        findings.add("warning", KINDS[kind], other.site, other.path, f"{message}.")
 
 
-def _numbered(values: Iterable[Hashable]) -> np.ndarray:
-    """Return a number for every value, equal ones for equal values."""
+def _number_values(values: Iterable[Hashable]) -> np.ndarray:
+    """Return a number for every value, equal numbers for equal values."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)
+
+
+MAX_ROWS = 2_000_000
+"""Most rows among which duplicates are searched."""
+
+_SHOWN = 3
+"""Most examples named in a message; all are counted."""
+
+
+class Rows(NamedTuple):
+    """Examples from one source."""
+
+    path: str
+    """Name of the source in messages, before the number of the row."""
+    numbers: Sequence[int]
+    x: np.ndarray  # (rows, ...), with the same type and shape in all sources
+    y: np.ndarray  # (rows,)
+    sites: np.ndarray  # (rows,), number of the site of each
+    is_test: np.ndarray  # (rows,), bool
+
+
+def report_duplicate_rows(pieces: Sequence[Rows], findings: Findings) -> None:
+    """Add a warning for every kind of duplicates, with their number and the first; all are kept."""
+    ends = np.cumsum([len(piece.y) for piece in pieces])
+    if ends[-1] > MAX_ROWS:
+        findings.notes.append(f"Duplicates were not searched: there are more than {MAX_ROWS} rows.")
+        return
+    found = find_duplicates(
+        contents=np.concatenate([_digests(piece.x) for piece in pieces]),
+        sites=np.concatenate([piece.sites for piece in pieces]),
+        is_test=np.concatenate([piece.is_test for piece in pieces]),
+        labels=np.concatenate([piece.y for piece in pieces]),
+    )
+
+    def name(row: int) -> str:
+        number = int(np.searchsorted(ends, row, side="right"))
+        piece = pieces[number]
+        return show(f"{piece.path}:{piece.numbers[row - int(ends[number])]}")  # counted from the end of the piece
+
+    for kind in np.unique(found.kinds):
+        alike = np.flatnonzero(found.kinds == kind)
+        pairs = [f"{name(found.rows[one])} as {name(found.firsts[one])}" for one in alike[:_SHOWN]]
+        shown = ", ".join(pairs)
+        if len(alike) > _SHOWN:
+            shown += f" and {len(alike) - _SHOWN} more"
+        message = f"The same content as another example{MEANINGS[kind]}. {len(alike)} found: {shown}."
+        if pieces[0].x.ndim == 2:
+            message += " Rows with few distinct values can be equal by chance."
+        findings.add("warning", KINDS[kind], "", "", message)
+
+
+def _digests(x: np.ndarray) -> np.ndarray:
+    """Return a digest of every example (rows,), uint64.
+
+    With 64 bits, two different examples have the same digest in one of tens of millions of data sets of a million rows.
+    """
+    digests = (hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in x)
+    return np.frombuffer(b"".join(digests), dtype=np.uint64)

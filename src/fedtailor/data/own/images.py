@@ -1,4 +1,4 @@
-"""Image files to one array: brought to one size and to gray or RGB; files that cannot be used are left out."""
+"""The reader of image files: one array of images of one size, gray or RGB, without unusable files."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from PIL import Image
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.decode import Decoded, decode, reading_images
 from fedtailor.data.own.duplicates import Occurrence, report_duplicates
-from fedtailor.data.own.place import Unusable, show
-from fedtailor.data.own.report import Findings
+from fedtailor.data.own.findings import Findings, Unusable, counted, show
 from fedtailor.data.own.scale import warn_if_dark
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm", ".pbm"}
-"""Files whose names end so are taken for images, in upper or lower case."""
+"""Endings of the names of image files, in upper or lower case."""
 
 MAX_STACK_BYTES = 32 * 2**30
-"""Most bytes that all images together may have once they are read."""
+"""Most bytes of all decoded images together."""
 
 _DARK = 2**14
-"""Images of 16 bits none of whose values reaches this keep fewer than 64 gray levels."""
+"""16-bit images whose values are all smaller keep fewer than 64 gray levels."""
 
 _MAX_SIZES = 5
 """Sizes named in a message; more are counted."""
@@ -37,7 +36,7 @@ class Picture(NamedTuple):
 
     path: Path
     where: Occurrence
-    """Its site, part and label, and its path within the data's folder, safe to print."""
+    """Site, part and label, and the path within the data's folder, safe to print."""
 
 
 class Pictures(NamedTuple):
@@ -45,14 +44,14 @@ class Pictures(NamedTuple):
 
     x: np.ndarray  # (rows, height, width, 1 or 3), uint8
     rows: list[int]
-    """Which of the pictures they are."""
+    """Indices of the pictures that were read."""
     digests: dict[str, str]
-    """SHA-256 of every file read, by its path within the data's folder."""
+    """SHA-256 of every file that was read, by its path within the data's folder."""
 
 
 @dataclass
 class _Stack:
-    """One array for all images, made when the first is known, and given three channels when one has colors."""
+    """One array for all images, allocated with the first image, with three channels once an image has colors."""
 
     room: int
     side: int
@@ -66,7 +65,7 @@ class _Stack:
     enlarged: int = 0
 
     def add(self, row: int, pixels: np.ndarray, path: str) -> None:
-        """Add an image (height, width, 1 or 3); one of another size than the first is only counted.
+        """Add an image (height, width, 1 or 3); an image of another size than the first is only counted.
 
         Raises:
             Unusable: ``too_large``, all images together would take too much memory.
@@ -88,31 +87,35 @@ class _Stack:
     def _to_color(self, pixels: np.ndarray) -> np.ndarray:
         if self.color == "gray" and pixels.shape[2] == 3:
             return np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
-        return np.repeat(pixels, 3, axis=2) if self.color == "rgb" and pixels.shape[2] == 1 else pixels
+        if self.color == "rgb" and pixels.shape[2] == 1:
+            return np.repeat(pixels, 3, axis=2)
+        return pixels
 
     def _make(self, shape: tuple[int, ...]) -> np.ndarray:
-        needed = self.room * shape[0] * shape[1] * (1 if self.color == "gray" else 3)
+        channels = 1 if self.color == "gray" else 3
+        needed = self.room * shape[0] * shape[1] * channels
         if needed > MAX_STACK_BYTES:
             message = (
                 f"{self.room} images of {shape[1]} x {shape[0]} would take {needed} bytes; at most {MAX_STACK_BYTES} "
-                "are read. Set data.image_size to the side of smaller squares."
+                "are read. Set data.image_size to resize them to smaller squares."
             )
             raise Unusable("too_large", message)
         return np.empty((self.room, *shape), dtype=np.uint8)
 
 
 def read_pictures(pictures: Sequence[Picture], options: DataOptions, findings: Findings) -> Pictures | None:
-    """Read image files in the given order; those that cannot be used are problems and left out.
+    """Read image files in the given order; unusable files are added to the problems and left out.
 
     Returns:
-        The images, or None where none can be read, sizes differ, or they are too many: these are errors.
+        The images, or None if no image can be read, sizes differ, or there are too many.
     """
     stack = _Stack(len(pictures), options.image_size, options.color)
     traits: Counter[str] = Counter()
     digests: dict[str, str] = {}
     contents: list[bytes] = []
     kept: list[Occurrence] = []
-    peak_of_8 = peak_of_16 = -1
+    peak_of_8 = -1
+    peak_of_16 = -1
     with reading_images():
         for row, (path, where) in enumerate(pictures):
             decoded = _decode(path, where, findings)
@@ -139,20 +142,23 @@ def read_pictures(pictures: Sequence[Picture], options: DataOptions, findings: F
 
 
 def square(pixels: np.ndarray, side: int) -> np.ndarray:
-    """Return the central square of an image (height, width, 1 or 3), brought to ``side`` pixels, bilinear.
+    """Return the central square of an image (height, width, 1 or 3), resized bilinearly to ``side`` pixels.
 
-    Where the image shrinks, every pixel is a weighted mean of all that it covers.
+    If the image shrinks, every pixel is a weighted mean of all pixels that it covers.
     """
     height, width = pixels.shape[:2]
     if height == width == side:
         return pixels
     edge = min(height, width)
-    left, top = (width - edge) // 2, (height - edge) // 2
-    middle = pixels[top : top + edge, left : left + edge]  # Pillow's own box would mix in pixels beyond it
-    gray = pixels.shape[2] == 1
-    image = Image.fromarray(np.ascontiguousarray(middle[..., 0] if gray else middle))
-    smaller = np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
-    return smaller[..., None] if gray else smaller
+    left = (width - edge) // 2
+    top = (height - edge) // 2
+    middle = pixels[top : top + edge, left : left + edge]  # Pillow's own box would mix in pixels outside
+    is_gray = pixels.shape[2] == 1
+    if is_gray:
+        middle = middle[..., 0]
+    image = Image.fromarray(np.ascontiguousarray(middle))
+    resized = np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
+    return resized[..., None] if is_gray else resized
 
 
 def _decode(path: Path, where: Occurrence, findings: Findings) -> Decoded | None:
@@ -170,7 +176,7 @@ def _digest(pixels: np.ndarray) -> bytes:
 
 
 def _check_sizes(stack: _Stack, findings: Findings) -> bool:
-    """Return whether all images have one size or are brought to one; the error names the sizes and a file of each."""
+    """Return whether all images have one size or are resized; the error names the sizes and a file of each."""
     if stack.side or len(stack.sizes) <= 1:
         return True
     common = stack.sizes.most_common()
@@ -179,7 +185,7 @@ def _check_sizes(stack: _Stack, findings: Findings) -> bool:
     side = min(1024, *(min(size) for size in stack.sizes))
     message = (
         f"Images have {len(common)} sizes: {'; '.join(named)}{more}. Set data.image_size, such as {side}, "
-        "to bring all to squares of that side, or leave out the odd ones."
+        "to resize all to squares of that side, or remove the images of other sizes."
     )
     rarest = stack.first[common[-1][0]]
     findings.add("error", "image_sizes", "", rarest, message)
@@ -187,42 +193,48 @@ def _check_sizes(stack: _Stack, findings: Findings) -> bool:
 
 
 def _check_peaks(peak_of_8: int, peak_of_16: int, findings: Findings) -> None:
-    """Warn of images that are nearly black, told by the largest values of those with 8 and with 16 bits; -1: none."""
+    """Warn of nearly black images, given the largest values of 8-bit and of 16-bit images; -1: there are none."""
     if peak_of_8 >= 0:
         warn_if_dark(peak_of_8, 255.0, findings)
     if 0 <= peak_of_16 < _DARK:
         message = (
-            f"The largest value of all images with 16 bits is {peak_of_16} of 65535: {(peak_of_16 + 128) // 257 + 1} "
-            "gray levels are left once they are brought to 8 bits. Scale the files so that white is 65535."
+            f"The largest value of all 16-bit images is {peak_of_16} of 65535: only {(peak_of_16 + 128) // 257 + 1} "
+            "gray levels are left after conversion to 8 bits. Scale the files so that white is 65535."
         )
         findings.add("warning", "dark_16_bit", "", "", message)
 
 
 _MEANING: Mapping[str, str] = {
-    "turned": "were turned upright as their EXIF orientation says",
-    "several frames": "have several frames, of which the first was taken",
-    "1-bit": "have 1 bit, which became 0 or 255",
-    "16-bit": "have 16 bits, which were divided by 257",
-    "palette": "have a palette, whose colors were taken",
-    "transparent": "have transparent pixels, which were put on black",
-    "CMYK": "are CMYK and became RGB",
-    "YCbCr": "are YCbCr and became RGB",
-    "LAB": "are LAB and became RGB",
-    "HSV": "are HSV and became RGB",
+    "turned": "turned upright by the EXIF orientation",
+    "several frames": "with several frames, of which only the first was read",
+    "1-bit": "with 1 bit, converted to 0 or 255",
+    "16-bit": "with 16 bits, divided by 257",
+    "palette": "with a palette, converted to RGB",
+    "transparent": "with transparent pixels, on a black background",
+    "CMYK": "converted from CMYK to RGB",
+    "YCbCr": "converted from YCbCr to RGB",
+    "LAB": "converted from LAB to RGB",
+    "HSV": "converted from HSV to RGB",
 }
 
 
 def _notes(stack: _Stack, traits: Mapping[str, int]) -> list[str]:
-    """Return how images were read, in sentences."""
-    notes = [f"{traits[trait]} images {meaning}." for trait, meaning in _MEANING.items() if traits.get(trait)]
+    """Return notes on the conversion of the images."""
+    notes = []
+    for trait, meaning in _MEANING.items():
+        if traits.get(trait):
+            notes.append(f"{counted(traits[trait], 'image')} {meaning}.")
     if stack.side and stack.sizes:
-        largest, smallest = max(stack.sizes), min(stack.sizes)
+        smallest = min(stack.sizes)
+        largest = max(stack.sizes)
         sizes = f"{smallest[0]} x {smallest[1]}"
         if len(stack.sizes) > 1:
             sizes = f"{len(stack.sizes)} sizes from {sizes} to {largest[0]} x {largest[1]}"
-        notes.append(f"Of images of {sizes} the central square was brought to {stack.side} x {stack.side}, bilinear.")
+        notes.append(
+            f"The central squares of images of {sizes} were resized bilinearly to {stack.side} x {stack.side}."
+        )
         if stack.enlarged:
-            notes.append(f"{stack.enlarged} images are smaller than that and were enlarged.")
+            notes.append(f"{counted(stack.enlarged, 'image was', 'images were')} smaller and had to be enlarged.")
     if stack.x is not None:
         colors = {1: "gray", 3: "RGB"}[stack.x.shape[3]]
         notes.append(f"Images are {stack.x.shape[2]} x {stack.x.shape[1]}, {colors}.")

@@ -1,4 +1,4 @@
-"""Which layout a user's data have, decided from the names and kinds of files alone."""
+"""The layout of a user's data, recognized from the names and kinds of files alone."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from typing import Literal
 
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.duplicates import Occurrence
+from fedtailor.data.own.findings import Findings, counted, show
 from fedtailor.data.own.images import SUFFIXES, Picture
 from fedtailor.data.own.names import listed, safe_name
-from fedtailor.data.own.place import show
-from fedtailor.data.own.report import Findings
 from fedtailor.data.own.walk import File, Tree, walk
 
 LAYOUTS = (
@@ -31,7 +30,7 @@ LAYOUTS = (
     "one .csv or .parquet file",
     "package.module:function",
 )
-"""The layouts that are understood, in words."""
+"""The supported layouts, in words."""
 
 TABLES = (".csv", ".parquet", ".pq")
 
@@ -42,7 +41,7 @@ _TOO_FRESH = 2.0  # seconds in which a file can change again without a trace in 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What is to be read, and how."""
+    """A recognized layout and the files to read."""
 
     kind: Literal["images", "arrays", "tables", "target"]
     words: str
@@ -51,26 +50,29 @@ class Layout:
     """Name of the folder or file, as a name for the data set."""
     folder: Path = Path()
     files: Sequence[File] = ()
-    """All files of the folder; empty where only some of what is read is known beforehand."""
+    """All files of the folder; empty if not all files that will be read are known in advance."""
     sites: Sequence[str] = ()
-    """Names of all sites, also of those without examples; empty where the data have no sites."""
+    """Names of all sites, including those without examples; empty if the data have no sites."""
     classes: Sequence[str] = ()
-    """Names of the folders of classes, also of empty ones."""
+    """Names of the class folders, including empty ones."""
     pictures: Sequence[Picture] = ()
-    """Those for training first; within each part by site, class and name."""
+    """Image files, training images first, each part sorted by site, class and name."""
     arrays: Sequence[tuple[str, dict[str, Path]]] = ()
-    """Site and its files by part."""
+    """Each site and its files by part."""
     tables: Sequence[tuple[str, Path]] = ()
-    """Site and its file; the site is empty where there is one file only."""
+    """Each site and its file; the site is empty if there is only one file."""
     target: str = ""
     """``package.module:function``."""
 
     def signature(self, options: DataOptions) -> str:
-        """Return a digest that changes with the folder, any file's path, size, times or number, options and readers.
+        """Return a digest of the folder, every file's path, size, times and number, the options and the readers.
 
-        It is empty if what is read is not known beforehand, or was changed this very moment: nothing is to be kept.
+        It is empty if the files to read are not known in advance or one was changed just now: then nothing is cached.
         """
-        if not self.files or max(file.changed for file in self.files) / 1e9 > time.time() - _TOO_FRESH:
+        if not self.files:
+            return ""
+        last_change = max(file.changed for file in self.files) / 1e9
+        if last_change > time.time() - _TOO_FRESH:
             return ""
         chosen = [options.label_column, options.image_size, options.color]
         readers = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
@@ -79,41 +81,44 @@ class Layout:
 
 
 def recognize(path: str, findings: Findings) -> Layout | None:
-    """Return the layout of a folder, a file or a function; None, with the problem added, if it has none.
+    """Return the layout of a folder, a file or a function; None, with the problem added, if none is recognized.
 
-    The first that fits: tables at the top of the folder; ``train.npz`` or ``test.npz`` in its folders; images. Of
-    images the depth at which most are is taken, and what is elsewhere is left out.
+    Folders are searched for tables at the top, then for ``train.npz`` or ``test.npz`` in their folders, then for
+    images. The depth with the most images decides, and images elsewhere are left out.
     """
     place = os.path.expanduser(path)
     layout = None
     if os.path.isdir(place):
         tree = walk(Path(place), findings)
-        layout = None if tree is None else _of_folder(tree, findings)
+        if tree is not None:
+            layout = _of_folder(tree, findings)
     elif os.path.isfile(place) and Path(place).suffix.lower() in TABLES:
         file = Path(place).resolve()
         name = _set_name(file.stem)
         layout = Layout(kind="tables", words=LAYOUTS[6], name=name, folder=file.parent, tables=(("", file),))
     elif os.path.isfile(place):
-        _refuse(findings, "unknown_layout", f"{show(path)} is a file, but no .csv or .parquet file; unpack archives.")
+        _refuse(
+            findings, "unknown_layout", f"{show(path)} is a file, but not a .csv or .parquet file; unpack archives."
+        )
     elif re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", path):
         layout = Layout(kind="target", words=LAYOUTS[7], name=_set_name(path.replace(":", ".")), target=path)
     else:
         _refuse(findings, "not_found", f"There is no folder or file {show(path)}.")
     if layout is not None:
         findings.layout = layout.words
-    if layout is None or not layout.sites:  # the folders seen so far were those of classes
+    if layout is None or not layout.sites:  # the top folders were those of classes
         findings.problems[:] = [problem._replace(site="") for problem in findings.problems]
     return layout
 
 
 def _refuse(findings: Findings, kind: str, message: str) -> None:
-    findings.add("error", kind, "", "", f"{message} Layouts that are understood: {', '.join(LAYOUTS)}.")
+    findings.add("error", kind, "", "", f"{message} Supported layouts: {', '.join(LAYOUTS)}.")
 
 
 def _of_folder(tree: Tree, findings: Findings) -> Layout | None:
     """Return the layout of a folder."""
     if not tree.files:
-        _refuse(findings, "empty_folder", "The folder holds no file.")
+        _refuse(findings, "empty_folder", "The folder holds no files.")
         return None
     tables = [file for file in tree.files if not file.folders and file.suffix in TABLES]
     arrays = [file for file in tree.files if len(file.folders) == 1 and _part_of_npz(file)]
@@ -121,7 +126,7 @@ def _of_folder(tree: Tree, findings: Findings) -> Layout | None:
     if tables:
         _leave_out(set(tree.files).difference(tables, images), findings)
         if images:
-            findings.notes.append(f"{len(images)} images of the folder are read where a table names them.")
+            findings.notes.append(f"{counted(len(images), 'image')} of the folder will be read if a table names them.")
         return _of_tables(tree, tables, findings)
     if arrays:
         _leave_out(set(tree.files).difference(arrays), findings)
@@ -131,10 +136,10 @@ def _of_folder(tree: Tree, findings: Findings) -> Layout | None:
 
 
 def _leave_out(files: Iterable[File], findings: Findings) -> None:
-    """Add the files that are none of what is read."""
+    """Add the problem of every file of another kind."""
     for file in sorted(files):
         site = safe_name(file.folders[0]) if file.folders else ""
-        findings.add("skipped", "stray_file", site, file.shown, "A file of another kind than those that are read.")
+        findings.add("skipped", "stray_file", site, file.shown, "This kind of file is not read.")
 
 
 def _part_of_npz(file: File) -> str:
@@ -144,17 +149,18 @@ def _part_of_npz(file: File) -> str:
 
 
 def _of_tables(tree: Tree, files: Sequence[File], findings: Findings) -> Layout | None:
-    """Return the layout of a folder with one table per site, or with one only."""
-    sites = [safe_name(Path(file.parts[0]).stem) for file in files] if len(files) > 1 else [""]
+    """Return the layout of a folder with one table per site, or with a single table."""
+    several = len(files) > 1
+    sites = [safe_name(Path(file.parts[0]).stem) for file in files] if several else [""]
     if not _distinct(sites, findings):
         return None
     return Layout(
         kind="tables",
-        words=LAYOUTS[5] if len(files) > 1 else LAYOUTS[6],
+        words=LAYOUTS[5] if several else LAYOUTS[6],
         name=_set_name(tree.folder.name),
         folder=tree.folder,
         files=tree.files,
-        sites=sites if len(files) > 1 else (),
+        sites=sites if several else (),
         tables=[(site, tree.path(file)) for site, file in zip(sites, files, strict=True)],
     )
 
@@ -181,7 +187,7 @@ def _of_arrays(tree: Tree, files: Sequence[File], findings: Findings) -> Layout 
 def _of_images(tree: Tree, images: Sequence[File], findings: Findings) -> Layout | None:
     """Return the layout of a folder of images."""
     if not images:
-        _refuse(findings, "unknown_layout", "The folder holds no image, array or table that is understood.")
+        _refuse(findings, "unknown_layout", "The folder holds no supported images, arrays or tables.")
         return None
     depths = Counter(len(file.folders) for file in images)
     depth = max(depths, key=lambda each: (depths[each], each))
@@ -192,10 +198,9 @@ def _of_images(tree: Tree, images: Sequence[File], findings: Findings) -> Layout
         return None
     for file in images:
         if len(file.folders) != depth:
-            message = f"Images are expected {depth} folders deep, as most are ({words}); this one is elsewhere."
-            findings.add(
-                "skipped", "misplaced_file", safe_name(file.parts[0]) if file.folders else "", file.shown, message
-            )
+            message = f"Most images are {depth} folders deep ({words}); this one is elsewhere."
+            site = safe_name(file.parts[0]) if file.folders else ""
+            findings.add("skipped", "misplaced_file", site, file.shown, message)
     sites = _site_folders(tree) if words.startswith("SITE") else {}
     if not _distinct(sites.values(), findings):
         return None
@@ -214,20 +219,21 @@ def _of_images(tree: Tree, images: Sequence[File], findings: Findings) -> Layout
 
 
 def _name_layout(levels: Sequence[Collection[str]], findings: Findings) -> str:
-    """Return the layout by the names of the folders at each level above the images, or an empty text with the error."""
+    """Return the layout by the folder names at each level above the images, or an empty text with the error added."""
     kinds = [_kind_of_level(names) for names in levels]
     if "validation" in kinds:
         names = listed(sorted(_VALIDATION.intersection(levels[kinds.index("validation")])))
         message = (
-            f"Beside training folders there are {names}. Rename to test, or move the images into the training part"
+            f"There are folders {names} beside training folders. Rename them to test, or move their images into the "
+            "training part; the option data.val_fraction sets validation data aside."
         )
-        findings.add("error", "validation_folder", "", "", f"{message}; validation data are set aside by an option.")
+        findings.add("error", "validation_folder", "", "", message)
         return ""
-    if len(kinds) > 1 and kinds[-2] in ("mixed", "partial"):  # right above the classes
+    if len(kinds) > 1 and kinds[-2] in ("mixed", "partial"):  # the level above the classes
         _refuse_mixture(levels[-2], findings)
         return ""
     kinds = ["names" if kind == "partial" else kind for kind in kinds]
-    understood = {
+    supported = {
         ("names", "names"): LAYOUTS[0],
         ("names", "parts", "names"): LAYOUTS[1],
         ("names",): LAYOUTS[2],
@@ -235,7 +241,7 @@ def _name_layout(levels: Sequence[Collection[str]], findings: Findings) -> str:
         ("names", "mixed"): LAYOUTS[0],
         ("parts", "names"): LAYOUTS[3],
     }
-    words = understood.get(tuple(kinds), "")
+    words = supported.get(tuple(kinds), "")
     if not words:
         where = "at the top" if not kinds else f"{len(kinds)} folders deep"
         parts = ", with train and test in an unexpected place" if "parts" in kinds else ""
@@ -244,24 +250,27 @@ def _name_layout(levels: Sequence[Collection[str]], findings: Findings) -> str:
 
 
 def _refuse_mixture(names: Collection[str], findings: Findings) -> None:
-    """Add the problem of folders called train or test beside others, where parts are possible."""
-    parts, others = sorted(_PARTS.keys() & names), sorted(set(names) - _PARTS.keys())
+    """Add the problem of folders called train or test beside others, at a level where parts are possible."""
+    parts = sorted(_PARTS.keys() & names)
+    others = sorted(set(names) - _PARTS.keys())
     message = (
-        f"Folders {listed(parts)} are beside {listed(others)}: sites would be taken for parts, or parts for sites. "
-        "Call the parts train and test and nothing else, or give sites other names than these."
+        f"Folders {listed(parts)} are beside {listed(others)}, so sites and parts cannot be told apart. "
+        "Use only train and test for parts, or give sites other names."
     )
     _refuse(findings, "ambiguous_layout", message)
 
 
 def _kind_of_level(names: Collection[str]) -> str:
-    """Return whether folders are the parts (train and test), names, or both mixed; partial: one part and names."""
+    """Return the kind of a level: parts (train, test), names, mixed, partial (one part and names) or validation."""
     parts = {_PARTS[name] for name in names if name in _PARTS}
     others = set(names) - _PARTS.keys()
     if "train" in parts and others and others <= _VALIDATION:
         return "validation"
     if parts and not others:
         return "parts"
-    return "mixed" if parts == {"train", "test"} else "partial" if parts else "names"
+    if parts == {"train", "test"}:
+        return "mixed"
+    return "partial" if parts else "names"
 
 
 def _picture(tree: Tree, file: File, words: str) -> Picture:
@@ -273,15 +282,16 @@ def _picture(tree: Tree, file: File, words: str) -> Picture:
 
 
 def _site_folders(tree: Tree) -> dict[str, str]:
-    """Return the folders at the top with the names of their sites."""
+    """Return the name of the site of every folder at the top."""
     return {folders[0]: safe_name(folders[0]) for folders in tree.folders if len(folders) == 1}
 
 
 def _distinct(sites: Collection[str], findings: Findings) -> bool:
-    """Return whether no two sites have the same name; add the problem."""
+    """Return whether all sites have different names; add the problem if not."""
     twice = [name for name, count in Counter(sites).items() if count > 1]
     if twice:
-        findings.add("error", "duplicate_site", "", "", f"Two files or folders are of the same site: {listed(twice)}.")
+        message = f"Two files or folders belong to the same site: {listed(twice)}."
+        findings.add("error", "duplicate_site", "", "", message)
     return not twice
 
 

@@ -1,4 +1,4 @@
-"""Names of folders and files, which are hostile input: brought to text that is safe to print, and looked at."""
+"""Names of folders and files, which may be hostile: made safe to print, and checked."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from fedtailor.data.own.place import show
-from fedtailor.data.own.report import Findings
+from fedtailor.data.own.findings import Findings, show
 
 _HIDDEN_MEANING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, line separators, marks that change the direction of text, bytes that are not UTF-8."""
 
 _FORMULA = ("=", "+", "-", "@")
-"""Spreadsheets take text that begins so for a formula."""
+"""Spreadsheets treat text with such a beginning as a formula."""
 
 MAX_LISTED = 5
-"""Names listed in a sentence; more are counted."""
+"""Most names listed in a sentence; more are counted."""
 
 
 def safe_name(name: str) -> str:
-    """Return a name with every character that could rewrite a terminal or is not text as a backslash escape."""
+    """Return a name in which characters that could change a terminal, or are not text, are backslash escapes."""
     return _HIDDEN_MEANING.sub(_escape, name)
 
 
 def _escape(match: re.Match[str]) -> str:
     code = ord(match.group())
-    if 0xDC80 <= code <= 0xDCFF:  # how Python keeps a byte that is not UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # Python's code for a byte that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}"
 
 
 def is_utf8(name: str) -> bool:
@@ -38,27 +39,30 @@ def is_utf8(name: str) -> bool:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return the first names in quotes, and how many more there are."""
+    """Return the first names in quotes, and the number of the others."""
     every = list(names)
-    more = f" and {len(every) - MAX_LISTED} more" if len(every) > MAX_LISTED else ""
-    return ", ".join(show(name) for name in every[:MAX_LISTED]) + more
+    shown = ", ".join(show(name) for name in every[:MAX_LISTED])
+    if len(every) > MAX_LISTED:
+        return f"{shown} and {len(every) - MAX_LISTED} more"
+    return shown
 
 
 def check_names(what: str, names: Sequence[str], findings: Findings) -> None:
-    """Warn of names of sites or classes that need care in print, and of those hardly to be told apart.
+    """Warn of unsafe names of sites or classes, and of names that are hard to tell apart.
 
     Args:
         what: "Site" or "Class".
-        names: as they are used, after :func:`safe_name`.
+        names: names after :func:`safe_name`.
         findings: the problems are added to it.
     """
     alike: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        alike[unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold()).strip()].append(name)
+        folded = unicodedata.normalize("NFKC", name).casefold()
+        alike[unicodedata.normalize("NFKC", folded).strip()].append(name)
         reasons = _reasons(name)
         if reasons:
             site = name if what == "Site" else ""
-            message = f"{what} {show(name)} {' and '.join(reasons)}; it is used, and escaped wherever it is written."
+            message = f"{what} {show(name)} {' and '.join(reasons)}; it is used, and escaped in all outputs."
             findings.add("warning", "unsafe_name", site, "", message)
     for group in alike.values():
         if len(group) > 1:
@@ -67,12 +71,12 @@ def check_names(what: str, names: Sequence[str], findings: Findings) -> None:
 
 
 def _reasons(name: str) -> list[str]:
-    """Return what is wrong with a name, in words."""
+    """Return the reasons why a name is unsafe, in words."""
     found = []
     if "\\x" in name or "\\u" in name:
         found.append("has control characters or bytes that are not UTF-8 (written as escapes)")
     if any(character in name for character in "<>&\"'"):
-        found.append("has characters of HTML")
+        found.append("has HTML characters")
     if name.startswith(_FORMULA) and not re.fullmatch(r"[+-]?\d+(\.\d+)?", name):
         found.append("begins like a formula")
     return found

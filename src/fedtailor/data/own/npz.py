@@ -1,4 +1,4 @@
-"""Arrays of a NumPy archive (``.npz``), read without trusting a byte of it."""
+"""A safe reader of NumPy archives (``.npz``) from untrusted sources."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Collection
 
 import numpy as np
 
-from fedtailor.data.own.place import Unusable, show
+from fedtailor.data.own.findings import Unusable, show
 
 
 def read_archive(raw: bytes, names: Collection[str], *, limit: int) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return those of the arrays ``names`` that the archive has, and the names of all arrays in it.
+    """Return the arrays ``names`` as far as the archive has them, and the names of all arrays in it.
 
-    Sizes are looked at before anything is decompressed: those of the wanted arrays together are at most ``limit``
-    bytes. Nothing is unpickled.
+    Sizes are checked before anything is decompressed: the wanted arrays together may have at most ``limit`` bytes.
+    Nothing is unpickled.
 
     Raises:
-        Unusable: not an archive, damaged, too large, or an array of Python objects.
+        Unusable: the file is not an archive, damaged or too large, or has an array of Python objects.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
@@ -27,20 +27,20 @@ def read_archive(raw: bytes, names: Collection[str], *, limit: int) -> tuple[dic
             wanted = {name: members[name] for name in names if name in members}
             size = sum(info.file_size for info in wanted.values())
             if size > limit:
-                message = f"Its arrays would take {size} bytes; at most {limit} can be read."
+                message = f"The arrays would take {size} bytes; at most {limit} can be read."
                 raise Unusable("too_large", message)
             return {name: _read_member(archive, info) for name, info in wanted.items()}, sorted(members)
     except Unusable:
         raise
     except Exception as error:  # a damaged archive raises one of a dozen exceptions of five modules
-        message = f"It is no intact NumPy archive: {type(error).__name__}: {error}."
+        message = f"The NumPy archive is damaged: {type(error).__name__}: {error}."
         raise Unusable("damaged_archive", message) from error
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """Return one array; its header is checked before memory is taken for it."""
+    """Return one array; its header is checked before memory is allocated for it."""
     with archive.open(info) as member:
-        stream = io.BytesIO(member.read(info.file_size))  # never more than announced, whatever the data unpack to
+        stream = io.BytesIO(member.read(info.file_size))  # at most the announced size
     name = show(info.filename)
     version = np.lib.format.read_magic(stream)
     if version == (1, 0):
@@ -52,7 +52,8 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     if kind.hasobject:
         message = f"Array {name} holds Python objects, which are never read; store numbers, or text for class names."
         raise Unusable("object_array", message)
-    size, announced = stream.getbuffer().nbytes - stream.tell(), math.prod(shape) * kind.itemsize
+    size = stream.getbuffer().nbytes - stream.tell()
+    announced = math.prod(shape) * kind.itemsize
     if size != announced:
         raise Unusable("damaged_archive", f"Array {name} should have {announced} bytes of values, has {size}.")
     stream.seek(0)

@@ -1,4 +1,4 @@
-"""A user's own data: whatever its layout, one data set and what was found."""
+"""The reader of a user's own data: one data set and the findings, whatever the layout."""
 
 from __future__ import annotations
 
@@ -13,35 +13,50 @@ from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.assemble import one_source
 from fedtailor.data.own.crosscheck import cross_check
+from fedtailor.data.own.findings import (
+    Findings,
+    OwnData,
+    Problem,
+    Site,
+    count_in_words,
+    has_errors,
+    no_examples,
+    skip_empty,
+)
 from fedtailor.data.own.images import SUFFIXES, Pictures, read_pictures
 from fedtailor.data.own.layout import Layout, recognize
 from fedtailor.data.own.names import listed, safe_name
-from fedtailor.data.own.place import has_errors, no_examples, skip_empty
-from fedtailor.data.own.report import Findings, OwnData, Problem, Site
 
 _SHOWN = 3
-"""Errors that are told in full when data cannot be loaded."""
+"""Errors that are shown in full when data cannot be loaded."""
 
 _NO_LIST_OF_IMAGES = ("missing_label_column", "unnamed_column", "not_a_number")
-"""Errors of a table that lies in a folder of images and was not meant to be read."""
+"""Errors of a table in a folder of images that was not meant to be read."""
 
 
 def read_own(path: str, options: DataOptions) -> OwnData:
     """Read a user's data: a folder, a table, or a function that returns arrays.
 
+    The cache is not used. :func:`load_own` accepts exactly the data without an error in the findings; see
+    ``docs/own-data.md`` for every kind of problem.
+
     Args:
         path: ``data.path``; see :data:`fedtailor.data.own.layout.LAYOUTS`.
-        options: of which label_column, image_size and color matter here.
+        options: only label_column, image_size and color are used here.
 
     Returns:
-        The data set, None if there is any error, and all that was found.
+        The data set, which is None if there is an error, and the findings.
+
+    Example:
+        >>> read_own("missing", DataOptions()).findings.errors[0].kind
+        'not_found'
     """
     findings = Findings()
     return _read(recognize(path, findings), options, findings)
 
 
 def load_own(path: str, options: DataOptions) -> Dataset:
-    """Return a user's data as :func:`read_own` does, images and arrays from the cache of decoded data if unchanged.
+    """Return a user's data like :func:`read_own`, but unchanged images and arrays from the cache of decoded data.
 
     Raises:
         DataError: the data cannot be used; the message has the first errors.
@@ -61,7 +76,7 @@ def load_own(path: str, options: DataOptions) -> Dataset:
 
 
 def _read(layout: Layout | None, options: DataOptions, findings: Findings) -> OwnData:
-    """Read what was recognized."""
+    """Read data with a recognized layout, and check all sites together."""
     if layout is None:
         return OwnData(None, findings)
     try:
@@ -85,14 +100,15 @@ def _read(layout: Layout | None, options: DataOptions, findings: Findings) -> Ow
 
 
 def _make_safe(findings: Findings) -> None:
-    """Escape what names and values from the data may have brought into the findings, whichever reader added them."""
+    """Escape unsafe characters in the findings, which may come from names and values in the data."""
     findings.sites[:] = [
         Site(safe_name(site.name), _safe_counts(site.train), _safe_counts(site.test)) for site in findings.sites
     ]
     findings.problems[:] = [
-        Problem(problem.severity, problem.kind, *map(safe_name, problem[2:])) for problem in findings.problems
+        problem._replace(site=safe_name(problem.site), path=safe_name(problem.path), message=safe_name(problem.message))
+        for problem in findings.problems
     ]
-    findings.notes[:] = map(safe_name, findings.notes)
+    findings.notes[:] = [safe_name(note) for note in findings.notes]
 
 
 def _safe_counts(counts: dict[str, int]) -> dict[str, int]:
@@ -100,7 +116,7 @@ def _safe_counts(counts: dict[str, int]) -> dict[str, int]:
 
 
 def _dispatch(layout: Layout, options: DataOptions, findings: Findings) -> Dataset | None:
-    """Read what was recognized with the reader of its kind."""
+    """Read the data with the reader for their layout."""
     if layout.kind == "images":
         return _read_images(layout, options, findings)
     if layout.kind == "arrays":
@@ -109,7 +125,7 @@ def _dispatch(layout: Layout, options: DataOptions, findings: Findings) -> Datas
         _skip_empty_sites(layout, {site for site, _ in layout.arrays}, findings)
         return read_npz_sites(layout.folder, list(layout.arrays), options, findings)
     if layout.kind == "tables":
-        from fedtailor.data.own.tables import read_tables  # pyarrow is imported only where there is a table
+        from fedtailor.data.own.tables import read_tables
 
         dataset = read_tables(list(layout.tables), options, findings)
         _explain_tables(layout, findings)
@@ -120,7 +136,7 @@ def _dispatch(layout: Layout, options: DataOptions, findings: Findings) -> Datas
 
 
 def _explain_tables(layout: Layout, findings: Findings) -> None:
-    """Add to the first error of a table that names no images, in a folder of images, why it is read as a table."""
+    """In a folder of images, add the reason why it is read as tables to the first error of a table without images."""
     if not any(file.suffix in SUFFIXES for file in layout.files):
         return
     for number, problem in enumerate(findings.problems):
@@ -128,7 +144,7 @@ def _explain_tables(layout: Layout, findings: Findings) -> None:
             names = listed(safe_name(path.name) for _, path in layout.tables)
             message = (
                 f"{problem.message} The folder is read as tables because {names} is at its top, and "
-                f"{len(layout.files) - len(layout.tables)} other files are passed over; "
+                f"{len(layout.files) - len(layout.tables)} other files are ignored; "
                 "if the images are the data, move it out of the folder."
             )
             findings.problems[number] = problem._replace(message=message)
@@ -136,7 +152,7 @@ def _explain_tables(layout: Layout, findings: Findings) -> None:
 
 
 def _read_images(layout: Layout, options: DataOptions, findings: Findings) -> Dataset | None:
-    """Return the images of a folder, those for training first."""
+    """Return the images of a folder, training images first."""
     before = len(findings.errors)
     read = read_pictures(layout.pictures, options, findings)
     if read is None:
@@ -165,13 +181,15 @@ def _read_images(layout: Layout, options: DataOptions, findings: Findings) -> Da
 
 
 def _count(layout: Layout, read: Pictures) -> list[Site]:
-    """Return the examples of every site by class, in the order of names."""
-    counts: dict[tuple[str, str], Counter[str]] = {}
+    """Return the number of examples of every site by class, in the order of names."""
+    train: dict[str, Counter[str]] = {}
+    test: dict[str, Counter[str]] = {}
     for row in read.rows:
         where = layout.pictures[row].where
-        counts.setdefault((where.site, where.part), Counter())[where.label] += 1
+        counts = train if where.part == "train" else test
+        counts.setdefault(where.site, Counter())[where.label] += 1
     names = sorted(layout.sites) or [""]
-    return [Site(name, dict(counts.get((name, "train"), {})), dict(counts.get((name, "test"), {}))) for name in names]
+    return [Site(name, train=dict(train.get(name, {})), test=dict(test.get(name, {}))) for name in names]
 
 
 def _skip_empty_sites(layout: Layout, filled: set[str], findings: Findings) -> None:
@@ -180,24 +198,30 @@ def _skip_empty_sites(layout: Layout, filled: set[str], findings: Findings) -> N
 
 
 def _summary(findings: Findings) -> list[str]:
-    """Return a sentence on what was left out and what was pointed out, by kind."""
-    told = {"skipped": "Left out", "warning": "Warnings"}
+    """Return a sentence that counts what was left out, and one that counts the warnings."""
     sentences = []
-    for severity, word in told.items():
-        kinds = [f"{count} {kind}" for (each, kind), count in sorted(findings.counts.items()) if each == severity]
-        if kinds:
-            sentences.append(f"{word}: {', '.join(kinds)}.")
+    skipped = _count_kinds(findings, "skipped")
+    if skipped:
+        sentences.append(f"Left out: {skipped}.")
+    warnings = _count_kinds(findings, "warning")
+    if warnings:
+        sentences.append(f"Warnings: {warnings}.")
     return sentences
+
+
+def _count_kinds(findings: Findings, severity: str) -> str:
+    """Return the number of problems of each kind, such as ``1 unreadable image, 2 empty files``."""
+    counts = sorted((kind, count) for (each, kind), count in findings.counts.items() if each == severity)
+    return ", ".join(count_in_words(kind, count) for kind, count in counts)
 
 
 def _as_error(path: str, findings: Findings) -> DataError:
     """Return the first errors as one exception."""
     kinds = {kind: number for (severity, kind), number in findings.counts.items() if severity == "error"}
-    told = list(findings.errors)[:_SHOWN]
-    sentences = [_sentence(problem) for problem in told]
-    if sum(kinds.values()) > len(told):
-        every = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
-        sentences.append(f"All errors: {every}.")
+    shown = list(findings.errors)[:_SHOWN]
+    sentences = [_sentence(problem) for problem in shown]
+    if sum(kinds.values()) > len(shown):
+        sentences.append(f"All errors: {_count_kinds(findings, 'error')}.")
     return DataError(
         f"{safe_name(path)}: {' '.join(sentences)}",
         key="data.path",

@@ -1,4 +1,4 @@
-"""One type and one scale for the examples that all sites give as arrays."""
+"""One type and one scale for the examples in the arrays of all sites."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from fedtailor.data.dataset import Normalization
 from fedtailor.data.own.blocks import Block
-from fedtailor.data.own.report import Findings
+from fedtailor.data.own.findings import Findings, counted
 
 AS_THEY_ARE = Normalization(mean=(0.0,), std=(1.0,))
-"""Values are used as they are stored."""
+"""No normalization: values are used as they are stored."""
 
 
 class Scale(NamedTuple):
-    """What all examples are stored as, and how they are normalized."""
+    """The type in which all examples are stored, and their normalization."""
 
     kind: type[np.uint8] | type[np.float32]
     white: float
@@ -28,28 +28,32 @@ def find_scale(blocks: Sequence[Block]) -> Scale | None:
 
     * Tables: float32, as they are.
     * Images of whole numbers, none above 255: uint8, and 255 is white. None above 65,535: float32, and 65,535 is white.
-      A warning tells where even the largest value is far from white.
+      A warning is added if the largest value is far from white.
     * Images of floats within [0, 1]: float32, and 1 is white. Other floats are used as they are, with a warning.
     """
     if blocks[0].x.ndim == 2:
         return Scale(np.float32, 1.0, AS_THEY_ARE)
-    lows, highs = [float(block.x.min()) for block in blocks], [float(block.x.max()) for block in blocks]
-    low, high = min(lows), max(highs)
-    least, most = blocks[lows.index(low)].place, blocks[highs.index(high)].place
+    lows = [float(block.x.min()) for block in blocks]
+    highs = [float(block.x.max()) for block in blocks]
+    low = min(lows)
+    high = max(highs)
+    least = blocks[lows.index(low)].place
+    most = blocks[highs.index(high)].place
+    offender = least if low < 0 else most
     if blocks[0].x.dtype.kind == "f":
         if low >= 0 and high <= 1:
             return Scale(np.float32, 1.0, Normalization())
         message = f"Images hold floats from {low:g} to {high:g}, not within [0, 1]: they are used as they are."
-        (least if low < 0 else most).warning("values_unscaled", message)
+        offender.warning("values_unscaled", message)
         return Scale(np.float32, 1.0, AS_THEY_ARE)
     if low < 0 or high > 65535:
         message = f"Images of whole numbers must be from 0 to 255 or to 65535, got values from {low:g} to {high:g}."
-        (least if low < 0 else most).error("value_out_of_range", message)
+        offender.error("value_out_of_range", message)
         return None
     warn_if_dark(high, 255.0 if high <= 255 else 65535.0, most.findings)
     if high <= 255:
         return Scale(np.uint8, 255.0, Normalization())
-    most.findings.notes.append(f"Images hold whole numbers up to {high:g}: they are scaled as 16-bit, 65535 is white.")
+    most.findings.notes.append(f"Images hold whole numbers up to {high:g}: 65535 is white (16 bits).")
     return Scale(np.float32, 65535.0, Normalization())
 
 
@@ -59,7 +63,7 @@ def warn_if_dark(peak: float, white: float, findings: Findings) -> None:
         return
     bits = 8 if white == 255 else 16
     message = (
-        f"The largest value of all images read as {bits} bits is {peak:g}, and {white:g} is white: all are "
+        f"The largest value of all {bits}-bit images is {peak:g}, and {white:g} is white: all images are "
         f"nearly black, and most of their contrast is lost. Scale the values so that white is {white:g}, "
         'or set data.normalize = "training".'
     )
@@ -67,7 +71,7 @@ def warn_if_dark(peak: float, white: float, findings: Findings) -> None:
 
 
 def check_finite(block: Block) -> bool:
-    """Return whether every value is finite as a 32-bit float; add the problem where one is not."""
+    """Return whether every value is finite as a 32-bit float; add the problem if not."""
     if block.x.dtype.kind != "f":
         return True
     with np.errstate(over="ignore"):
@@ -75,8 +79,8 @@ def check_finite(block: Block) -> bool:
     if finite.all():
         return True
     rows = np.flatnonzero(~finite.all(axis=1))
-    message = (
-        f"{finite.size - int(finite.sum())} values of {len(rows)} examples are NaN, infinite or beyond 32-bit floats"
-    )
+    values = counted(finite.size - int(finite.sum()), "value")
+    examples = counted(len(rows), "example")
+    message = f"{values} in {examples} not finite as 32-bit floats (NaN, infinite or too large)"
     block.place.error("not_finite", f"{message}; the first at index {rows[0]}.", int(rows[0]))
     return False

@@ -1,4 +1,4 @@
-"""Images that tables name in their column ``image``."""
+"""The images that tables name in their column ``image``."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from pathlib import Path
 
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.duplicates import Occurrence
+from fedtailor.data.own.findings import Findings, Place, show
 from fedtailor.data.own.images import Picture, Pictures, read_pictures
 from fedtailor.data.own.names import safe_name
-from fedtailor.data.own.place import Place, show
-from fedtailor.data.own.report import Findings
 from fedtailor.data.own.table import Table
 
 
 def read_table_images(
     folder: Path, tables: Sequence[Table], options: DataOptions, findings: Findings
 ) -> Pictures | None:
-    """Read the images of all tables, in order; None where an error left nothing to use.
+    """Read the images of all tables, in order; None after an error.
 
-    Paths are relative to ``folder``, that of the tables, and do not lead out of it, by a link neither.
-    ``rows`` of the result counts through the rows of all tables.
+    Paths are relative to ``folder``, that of the tables, and may not lead out of it, not even by a link. ``rows`` of
+    the result counts the rows of all tables together.
     """
     root = folder.resolve()
     pictures: list[Picture] = []
@@ -37,16 +36,15 @@ def read_table_images(
 
 
 def _find(root: Path, name: str, place: Place, line: int) -> Path | None:
-    """Return the file an image's path stands for; None, with the problem added, if there is none in the folder."""
+    """Return the file of an image's path; None, with the problem added, if the folder has no such file."""
     try:
         path = (root / name).resolve()
-        inside, there = path.is_relative_to(root), path.is_file()
-    except (OSError, RuntimeError, ValueError):  # a link that leads to itself, a name no file can have
-        inside, there = True, False
-    if not inside:
-        place.error("image_outside", f"Image {show(name)} is not within the folder of the table.", line)
-        return None
-    if not there:
-        place.error("missing_image", f"Image {show(name)} is no file in the folder of the table.", line)
-        return None
-    return path
+        if not path.is_relative_to(root):
+            place.error("image_outside", f"Image {show(name)} is not in the folder of the table.", line)
+            return None
+        if path.is_file():
+            return path
+    except (OSError, RuntimeError, ValueError):  # a link that leads to itself, or a name that no file can have
+        pass
+    place.error("missing_image", f"Image {show(name)} does not exist in the folder of the table.", line)
+    return None

@@ -1,4 +1,4 @@
-"""Own data as what a function of the user's returns: ``package.module:function``."""
+"""Own data as the return value of a user's function: ``package.module:function``."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ from fedtailor.core.errors import DataError, FedtailorError
 from fedtailor.core.targets import find_target
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.options import DataOptions
+from fedtailor.data.own.assemble import combine_blocks
 from fedtailor.data.own.blocks import Block
-from fedtailor.data.own.combine import combine_blocks
-from fedtailor.data.own.duplicate_rows import Rows, report_duplicate_rows
+from fedtailor.data.own.duplicates import Rows, report_duplicate_rows
+from fedtailor.data.own.findings import MAX_SITES, Findings, Place, Site, show
 from fedtailor.data.own.names import safe_name
-from fedtailor.data.own.place import Place, show
-from fedtailor.data.own.report import MAX_SITES, Findings, Site
 from fedtailor.data.own.scale import warn_if_dark
 
 RETURNS = "a Dataset, or a mapping from site to (x, y) or to ((x_train, y_train), (x_test, y_test))"
 
 
 def read_target(name: str, options: DataOptions, findings: Findings) -> Dataset | None:
-    """Call the function ``name`` stands for, without arguments, and read the arrays it returns.
+    """Call the user's function without arguments, and read the arrays that it returns.
 
     It returns a :class:`Dataset`, which is used as it is, or a mapping from the name of each site to ``(x, y)`` or
-    to ``((x_train, y_train), (x_test, y_test))``: what NumPy makes arrays of, with the shapes and values that
-    :func:`fedtailor.data.own.arrays.read_npz_sites` accepts.
+    to ``((x_train, y_train), (x_test, y_test))``. These are arrays, or values that NumPy converts to arrays, with the
+    shapes and values that :func:`fedtailor.data.own.arrays.read_npz_sites` accepts.
 
     Args:
         name: ``package.module:function``; the module is in an installed package or the current folder.
-        options: of which none changes what is read; those that are for image files give a warning.
+        options: none changes the result; options for image files give a warning.
         findings: problems, sites and notes are added to it.
 
     Returns:
-        The data set, or None where an error left nothing to use.
+        The data set, or None after an error.
 
     Raises:
         ConfigError: the module cannot be imported, or has no such function.
@@ -45,17 +44,19 @@ def read_target(name: str, options: DataOptions, findings: Findings) -> Dataset 
     if isinstance(returned, Dataset):
         findings.sites.extend(_describe(returned))
         findings.notes.extend(returned.notes)
-        _look_at(returned, name, findings)
+        _add_warnings(returned, name, findings)
         return returned
     sites = _sites(returned, name, findings)
     if sites is None:
         return None
-    blocks = [block for site, value in sites.items() for block in _blocks(Place(findings, site, name), value)]
+    blocks = []
+    for site, value in sites.items():
+        blocks += _blocks(Place(findings, site, name), value)
     return combine_blocks(name, list(sites), blocks, (), options, findings, sources={})
 
 
 def _sites(returned: Any, name: str, findings: Findings) -> dict[str, Any] | None:
-    """Return what was returned for each site that has a name; None, with the problem added, if that is no mapping."""
+    """Return the value of each site with a name; None, with the problem added, if the function returned no mapping."""
     if not isinstance(returned, Mapping):
         _refuse(findings, name, "", returned)
         return None
@@ -67,7 +68,7 @@ def _sites(returned: Any, name: str, findings: Findings) -> dict[str, Any] | Non
     for site, value in returned.items():
         if isinstance(site, str) and site:
             if safe_name(site) in sites:
-                message = f"{name}() returned two sites that are both written {show(safe_name(site))}."
+                message = f"{name}() returned two sites with the same printed name {show(safe_name(site))}."
                 findings.add("error", "duplicate_site", safe_name(site), name, message)
             sites[safe_name(site)] = value
         else:
@@ -77,7 +78,7 @@ def _sites(returned: Any, name: str, findings: Findings) -> dict[str, Any] | Non
 
 
 def _call(name: str) -> Any:
-    """Return what the function returns."""
+    """Return the value of the function."""
     try:
         return find_target(name, what="data", key="data.path")()
     except FedtailorError:
@@ -93,18 +94,18 @@ def _blocks(place: Place, value: Any) -> list[Block]:
         _refuse(place.findings, place.path, place.site, value)
         return []
     if all(isinstance(part, tuple) and len(part) == 2 for part in value):
-        train, test = _block(place, "train", value[0]), _block(place, "test", value[1])
-        return [block for block in (train, test) if block is not None]
-    block = _block(place, "train", value)
-    return [] if block is None else [block]
+        found = [_block(place, "train", value[0]), _block(place, "test", value[1])]
+    else:
+        found = [_block(place, "train", value)]
+    return [block for block in found if block is not None]
 
 
 def _block(place: Place, part: Literal["train", "test"], pair: Any) -> Block | None:
     """Return x and y as arrays, or None with the problem added."""
     try:
         x, y = (np.asarray(array) for array in pair)
-    except Exception as error:  # an array-like of the user's may raise anything
-        message = f"{place.path}() returned for site {show(place.site)} what NumPy makes no array of: {error}"
+    except Exception as error:  # a user's array-like may raise anything
+        message = f"{place.path}() returned for site {show(place.site)} a value that is not an array: {error}"
         place.error("wrong_return", f"{message.rstrip('.')}.")
         return None
     if x.dtype.hasobject or y.dtype.hasobject:
@@ -115,7 +116,7 @@ def _block(place: Place, part: Literal["train", "test"], pair: Any) -> Block | N
 
 
 def _refuse(findings: Findings, name: str, site: str, got: Any) -> None:
-    """Add the problem that something else was returned."""
+    """Add the problem of a wrong return value."""
     where = f" for site {show(site)}" if site else ""
     length = f" of length {len(got)}" if isinstance(got, tuple | list) else ""
     message = f"{name}() must return {RETURNS}; it returned{where} {_kind(got)}{length}."
@@ -126,8 +127,8 @@ def _kind(value: Any) -> str:
     return "nothing (None)" if value is None else type(value).__qualname__
 
 
-def _look_at(dataset: Dataset, name: str, findings: Findings) -> None:
-    """Add what deserves a warning in a data set that is used as it is."""
+def _add_warnings(dataset: Dataset, name: str, findings: Findings) -> None:
+    """Add warnings about a data set that is used as it is."""
     count = len(dataset.y)
     sites = dataset.domains if dataset.domains is not None else np.zeros(count, dtype=np.int64)
     is_test = np.arange(count) >= dataset.num_official_train
@@ -137,12 +138,13 @@ def _look_at(dataset: Dataset, name: str, findings: Findings) -> None:
 
 
 def _describe(dataset: Dataset) -> list[Site]:
-    """Return the number of examples by class name of each domain, or of the whole where there are none."""
+    """Return the number of examples by class name of each domain, or of all examples if there are no domains."""
     names = dataset.class_names or tuple(str(label) for label in range(dataset.num_classes))
     domains = dataset.domains if dataset.domains is not None else np.zeros(len(dataset.y), dtype=np.int64)
     sites = [Site(name) for name in dataset.domain_names or ("",)]
     is_test = np.arange(len(dataset.y)) >= dataset.num_official_train
     cells, counts = np.unique(np.stack([is_test, domains, dataset.y]), axis=1, return_counts=True)
     for (tested, domain, label), count in zip(cells.T, counts, strict=True):
-        (sites[domain].test if tested else sites[domain].train)[names[label]] = int(count)
+        part = sites[domain].test if tested else sites[domain].train
+        part[names[label]] = int(count)
     return sites

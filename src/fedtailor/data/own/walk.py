@@ -1,4 +1,4 @@
-"""A walk through a user's folder: what files there are, never outside of it and never without end."""
+"""The walk through a user's folder, which lists its files without leaving it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from fedtailor.data.own import report
+from fedtailor.data.own.findings import MAX_SITES, Findings, counted, show
 from fedtailor.data.own.names import is_utf8, safe_name
-from fedtailor.data.own.place import show
-from fedtailor.data.own.report import Findings
 
 MAX_FILES = 2_000_000
 """More files than this are refused."""
 
 MAX_DEPTH = 8
-"""Folders within folders beyond this depth are not entered; the deepest layout has 3."""
+"""Folders nested more deeply are not entered; the deepest layout has 3 levels."""
 
 _OF_THE_SYSTEM = {"thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "lost+found"}
 
@@ -27,14 +25,14 @@ class File(NamedTuple):
     """A file of the folder."""
 
     parts: tuple[str, ...]
-    """Names of the folders down to it and its own, as the file system has them."""
+    """Names of the folders down to it and its own name, as in the file system."""
     size: int
     changed: int
     """Time of the last change of its content in nanoseconds."""
     touched: int
     """Time of the last change of its content, name or rights in nanoseconds."""
     number: int
-    """Its own in the file system: files that change places keep theirs."""
+    """Number in the file system (inode): files that are swapped keep theirs."""
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -43,7 +41,7 @@ class File(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """The end of its name from the last dot on, in lower case."""
+        """The ending of its name from the last dot on, in lower case."""
         return os.path.splitext(self.parts[-1])[1].lower()
 
     @property
@@ -54,16 +52,16 @@ class File(NamedTuple):
 
 @dataclass
 class Tree:
-    """What a folder holds, in order of names."""
+    """The contents of a folder, in order of names."""
 
     folder: Path
     files: list[File] = field(default_factory=list)
     folders: list[tuple[str, ...]] = field(default_factory=list)
     hidden: int = 0
-    """Hidden files and folders, and those of operating systems, that were passed over."""
+    """Number of hidden files and folders, and those of operating systems, which are ignored."""
 
     def path(self, file: File) -> Path:
-        """Return where a file is."""
+        """Return the path of a file."""
         return self.folder.joinpath(*file.parts)
 
 
@@ -72,10 +70,10 @@ class _Enough(Exception):
 
 
 def walk(folder: Path, findings: Findings) -> Tree | None:
-    """List the files of a folder; None where it is too large.
+    """List the files of a folder; None if it is too large.
 
-    Links to files within the folder are followed. Links to folders are not: what is within the folder is read where
-    it is. What is left out is added to ``findings``.
+    Links to files within the folder are followed, links to folders are not. Files that are left out are added to
+    ``findings``.
     """
     tree = Tree(folder.resolve())
     try:
@@ -83,7 +81,9 @@ def walk(folder: Path, findings: Findings) -> Tree | None:
     except _Enough:
         return None
     if tree.hidden:
-        findings.notes.append(f"{tree.hidden} hidden files or folders were passed over.")
+        findings.notes.append(
+            f"{counted(tree.hidden, 'hidden file or folder was', 'hidden files or folders were')} ignored."
+        )
     return tree
 
 
@@ -114,8 +114,8 @@ def _enter(parts: tuple[str, ...], tree: Tree, findings: Findings) -> None:
 def _check_sites(entries: list[os.DirEntry[str]], findings: Findings) -> None:
     """Refuse more folders than sites are allowed, before any is entered."""
     count = sum(_is_folder(entry) for entry in entries)
-    if count > report.MAX_SITES:
-        message = f"The folder holds {count} folders; at most {report.MAX_SITES} sites or classes are read."
+    if count > MAX_SITES:
+        message = f"The folder holds {count} folders; at most {MAX_SITES} sites or classes are read."
         findings.add("error", "too_many_sites", "", "", message)
         raise _Enough
 
@@ -130,7 +130,7 @@ def _note_folder(parts: tuple[str, ...], tree: Tree, findings: Findings) -> None
 
 
 def _note_file(entry: os.DirEntry[str], parts: tuple[str, ...], tree: Tree, findings: Findings) -> None:
-    """Add a file to the tree, or the reason why it is left out to the findings."""
+    """Add a file to the tree, or a problem to the findings if it is left out."""
     try:
         if entry.is_symlink():
             refused = _refuse_link(Path(entry.path), tree.folder)
@@ -139,34 +139,37 @@ def _note_file(entry: os.DirEntry[str], parts: tuple[str, ...], tree: Tree, find
                 return
         status = entry.stat()
     except OSError as error:
-        message = f"The file cannot be looked at: {error.strerror or error}."
+        message = f"The file cannot be read: {error.strerror or error}."
         findings.add("skipped", "unreadable_file", _site(parts), _shown(parts), message)
         return
     if not stat.S_ISREG(status.st_mode):
-        message = "This is no regular file but a pipe, a socket or a device."
+        message = "This is not a regular file but a pipe, a socket or a device."
         findings.add("skipped", "not_a_file", _site(parts), _shown(parts), message)
         return
     if len(tree.files) >= MAX_FILES:
-        message = f"The folder holds more than {MAX_FILES} files, the most that are read."
+        message = f"The folder holds more than {MAX_FILES} files; at most that many are read."
         findings.add("error", "too_many_files", "", "", message)
         raise _Enough
     tree.files.append(File(parts, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
 
 
 def _refuse_link(link: Path, folder: Path) -> tuple[str, str] | None:
-    """Return kind and message if a link is not to be followed."""
+    """Return kind and message of the problem if a link must not be followed."""
     try:
         target = link.resolve(strict=True)
     except (OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) or error.errno == errno.ELOOP:  # RuntimeError: before Python 3.13
             return "symlink_loop", "This link leads to itself."
-        return "broken_symlink", "This link leads to nothing that can be reached."
+        return "broken_symlink", "This link is broken."
     if not target.is_relative_to(folder):
-        return "symlink_outside", "This link leads out of the data's folder and is not followed; copy what it names."
+        return (
+            "symlink_outside",
+            "This link leads out of the data's folder and is not followed; copy its target.",
+        )
     if link.is_relative_to(target):
-        return "symlink_loop", "This link leads to a folder that it is in."
+        return "symlink_loop", "This link leads to a folder that contains it."
     if target.is_dir():
-        return "symlink_folder", "This link leads to a folder of the data, which is read where it is."
+        return "symlink_folder", "This link leads to a folder of the data, which is read in its own place."
     return None
 
 

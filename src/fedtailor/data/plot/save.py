@@ -1,4 +1,4 @@
-"""Pictures as files: one specification becomes a page, an image of pixels, or an image of lines."""
+"""Pictures as files: a specification becomes an HTML page, a PNG or an SVG."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ editor: false}}}});
 </body>
 </html>
 """
-"""The policy keeps the page from the network whatever the drawing library would like to load."""
+"""The policy keeps the page off the network, whatever the drawing library tries to load."""
 
 
 def save(chart: Picture, path: Path) -> None:
     """Write a picture as ``.html`` (self-contained: it needs no network), ``.png`` (two pixels per point) or ``.svg``.
 
-    The file appears whole; one that is there is replaced.
+    The file appears whole, and replaces an existing one.
 
     Raises:
-        ConfigError: another ending.
+        ConfigError: the path has another ending.
         RunError: the file cannot be written.
     """
     ending = path.suffix.lower()
     if ending not in _WRITERS:
         allowed = sorted(_WRITERS)
-        message = f"'{path.name}': a picture's ending must be {', '.join(allowed)}, got '{ending}'"
+        hint = did_you_mean(ending, allowed) or "."
         raise ConfigError(
-            f"{message}{did_you_mean(ending, allowed)}" if did_you_mean(ending, allowed) else f"{message}.",
+            f"'{path.name}': a picture's ending must be {', '.join(allowed)}, got '{ending}'{hint}",
             key="out",
             path=str(path),
             allowed=allowed,
@@ -57,14 +57,15 @@ def save(chart: Picture, path: Path) -> None:
 
 
 def _to_html(specification: Mapping[str, Any]) -> bytes:
-    """Return a page. Names from outside are data in JSON without ``<``, so that none can end the script."""
+    """Return a page. Names are data in JSON without ``<``, so that no name can end the script."""
     import vl_convert
 
     text = json.dumps(specification).replace("<", "\\u003c")
-    title = html.escape(str(specification["title"]["text"]))
-    return _PAGE.format(
-        title=title, library=vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"), specification=text
-    ).encode()
+    title = specification["title"]["text"]
+    if isinstance(title, list):
+        title = " ".join(title)
+    library = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return _PAGE.format(title=html.escape(title), library=library, specification=text).encode()
 
 
 def _to_png(specification: Mapping[str, Any]) -> bytes:

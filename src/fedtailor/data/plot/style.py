@@ -1,7 +1,8 @@
-"""What all pictures share: colors, fonts, title, and names made safe to draw."""
+"""The common style of all pictures: colors, fonts, title, and names that are safe to draw."""
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -11,21 +12,36 @@ import altair as alt
 from fedtailor.data.own.names import safe_name
 
 Picture: TypeAlias = alt.Chart | alt.LayerChart | alt.VConcatChart
-"""What the functions of this package return."""
+"""The type of the pictures in this package."""
 
 HUE = "#1f5a8c"
-"""The one color of marks: 7:1 against white, dark enough in gray print."""
+"""The color of all marks: a contrast of 7:1 against white, dark enough in gray print."""
 INK = "#222222"
 QUIET = "#666666"
 GRID = "#e9ecef"
 FONT = "Helvetica, Arial, 'Liberation Sans', sans-serif"
 LONGEST_NAME = 28
-"""Characters of a name that are drawn; tooltips have all of it."""
+"""Most characters of a name that are drawn; tooltips show the whole name."""
+
+_CHARACTER = 7.5  # average width of a character of the title, in pixels
+_SHORTEST_LINE = 24
 
 
-def finish(chart: Picture, *, title: str, subtitle: str = "") -> Picture:
-    """Return the chart with title, fonts and quiet axes; nothing global is changed."""
-    chart.title = alt.TitleParams(clean(title), subtitle=subtitle) if subtitle else alt.TitleParams(clean(title))
+def finish(chart: Picture, *, title: str, subtitle: str = "", width: int = 0) -> Picture:
+    """Return the chart with title, fonts and quiet axes; no global setting is changed.
+
+    Args:
+        chart: the picture.
+        title: title above the picture.
+        subtitle: line below the title; empty: none.
+        width: width of the whole picture in pixels; a longer title gets several lines. 0: always one line.
+    """
+    text: str | list[str] = clean(title)
+    if width:
+        lines = textwrap.wrap(clean(title), max(_SHORTEST_LINE, int(width / _CHARACTER)))
+        if len(lines) > 1:
+            text = lines
+    chart.title = alt.TitleParams(text, subtitle=subtitle) if subtitle else alt.TitleParams(text)
     shown: Picture = (
         chart.configure(font=FONT, background="white", padding=10)
         .configure_view(stroke=None)
@@ -54,12 +70,12 @@ def finish(chart: Picture, *, title: str, subtitle: str = "") -> Picture:
 
 
 def inline(rows: Iterable[Mapping[str, Any]]) -> alt.InlineData:
-    """Return rows as data within the specification; Altair's limit on rows is for tables only."""
+    """Return rows as data within the specification, which Altair's limit on rows does not affect."""
     return alt.InlineData(values=list(rows))
 
 
 def clean(name: str) -> str:
-    """Return a name without characters that no picture can hold: control characters become visible escapes."""
+    """Return a name whose control characters are visible escapes, without characters that no picture can hold."""
     return safe_name(name).replace("\ufffe", "\ufffd").replace("\uffff", "\ufffd")
 
 
@@ -74,7 +90,8 @@ def labels(names: Sequence[str]) -> list[str]:
     shown = []
     for name in names:
         text = clean(name)
-        text = text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - 1] + "…"
+        if len(text) > LONGEST_NAME:
+            text = text[: LONGEST_NAME - 1] + "…"
         unique = text
         while unique in taken:
             seen[text] += 1
