@@ -338,10 +338,10 @@ def test_a_picture_is_never_written_over_another_file(data, folder, monkeypatch)
 @pytest.mark.parametrize(
     ("arguments", "divisions", "said"),
     [
-        (["--data", "own"], 1, "1 division"),
-        (["--set", "data.split=split.json"], 1, "1 division"),
-        (["--data", "own", "--set", "data.subset=4"], 20, "20 divisions"),
-        (["--partition", "iid", "--clients", "2"], 20, "20 divisions"),
+        (["--data", "own"], 1, "own: training examples, one site per client"),
+        (["--set", "data.split=split.json"], 1, "digits: training examples, split.json"),
+        (["--data", "own", "--set", "data.subset=4"], 20, "own: training examples of a client, 20 divisions"),
+        (["--partition", "iid", "--clients", "2"], 20, "digits: training examples of a client, 20 divisions"),
     ],
     ids=["natural", "split", "natural subset", "iid"],
 )
@@ -352,7 +352,6 @@ def test_a_plot_of_sizes_draws_a_fixed_division_once(data, folder, monkeypatch, 
         write_site(folder / "own", name)
     assert data("partition", "--partition", "iid", "--clients", "2", "--out", "split.json")[0] == 0
     divide = division.divide
-    sizes = plot.sizes
     seeds = []
     drawn = []
 
@@ -361,17 +360,24 @@ def test_a_plot_of_sizes_draws_a_fixed_division_once(data, folder, monkeypatch, 
         seeds.append(made.seed)
         return made
 
-    def watched_sizes(*given, **more):
-        drawn.append((given, more))
-        return sizes(*given, **more)
+    def watch(draw):
+        def watched(*given, **more):
+            drawn.append((given, more))
+            return draw(*given, **more)
+
+        return watched
 
     monkeypatch.setattr(division, "divide", watched_divide)
-    monkeypatch.setattr(plot, "sizes", watched_sizes)
+    monkeypatch.setattr(plot, "sizes", watch(plot.sizes))
+    monkeypatch.setattr(plot, "size_bars", watch(plot.size_bars))
     assert data("plot", "sizes", *arguments, "--out", "a.svg")[0] == 0
-    [((samples,), options)] = drawn
-    assert seeds == list(range(42, 42 + divisions)) and options["title"].endswith(f" of a client, {said}")
-    [values] = samples.values()
-    assert divisions <= len(values) <= 2 * divisions  # a site of which nothing is in a subset is no client
+    [((values, *names), options)] = drawn
+    assert seeds == list(range(42, 42 + divisions)) and options["title"] == said
+    if divisions == 1:  # a bar for each site or client
+        assert len(values) == 2 and names == [("north", "south") if "own" in arguments else ()]
+    else:
+        [sizes] = values.values()
+        assert divisions <= len(sizes) <= 2 * divisions  # a site of which nothing is in a subset is no client
 
 
 def test_plot_of_corruptions_is_asked_for_with_the_seed_and_the_frost_folder(data, folder, monkeypatch):

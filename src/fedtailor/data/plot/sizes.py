@@ -63,7 +63,7 @@ def size_bars(counts: Sequence[int], names: Sequence[str] = (), *, title: str = 
     numbers = base.mark_text(align="left", dx=4, color=INK).encode(
         x="count:Q", y=y, text=alt.Text("count:Q", format=",d")
     )
-    return finish(alt.layer(bars, numbers), title=title, width=_WIDTH)
+    return finish(alt.LayerChart(layer=[bars, numbers]), title=title, width=_WIDTH)
 
 
 def bins(smallest: int, largest: int) -> np.ndarray:
