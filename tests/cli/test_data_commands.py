@@ -360,16 +360,16 @@ def test_a_plot_of_sizes_draws_a_fixed_division_once(data, folder, monkeypatch, 
         seeds.append(made.seed)
         return made
 
-    def watched(draw):
-        def drawing(*given, **more):
+    def watch(draw):
+        def watched(*given, **more):
             drawn.append((given, more))
             return draw(*given, **more)
 
-        return drawing
+        return watched
 
     monkeypatch.setattr(division, "divide", watched_divide)
-    for name in ("sizes", "size_bars"):
-        monkeypatch.setattr(plot, name, watched(getattr(plot, name)))
+    monkeypatch.setattr(plot, "sizes", watch(plot.sizes))
+    monkeypatch.setattr(plot, "size_bars", watch(plot.size_bars))
     assert data("plot", "sizes", *arguments, "--out", "a.svg")[0] == 0
     [((values, *names), options)] = drawn
     assert seeds == list(range(42, 42 + divisions)) and options["title"] == said

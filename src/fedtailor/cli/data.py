@@ -207,9 +207,8 @@ def plot(
 ) -> None:
     """Draw a picture of the data.
 
-    bubbles: examples per client and class.
-    sizes: training examples per client, over 20 divisions.
-    corruptions: images under every corruption.
+    bubbles: examples per client and class. sizes: training examples per client, over 20 divisions. corruptions: images
+    under every corruption.
     """
     from fedtailor.cli.show.console import say
 
@@ -320,21 +319,18 @@ def _draw(kind: str, options: DataOptions) -> Picture:
     division = divide(options, run_seed=0)
     dataset = division.dataset
     partition = division.options.partition or division.options.split
-    is_natural = match_name(partition, ["natural"]) is not None
-    shown = "one site per client" if is_natural else partition
+    shown = "one site per client" if match_name(partition, ["natural"]) else partition
     if kind == "corruptions":
         return plot.corruption_sheet(dataset, seed=division.seed, frost_folder=data_folder(options.dir) / "frost")
     if kind == "bubbles":
         counts = plot.count_classes([rows.train for rows in division.rows], dataset.y, dataset.num_classes)
         title = f"{dataset.name}: training examples per client and class, {shown}"
         return plot.bubbles(counts, client_names=division.client_names, class_names=dataset.class_names, title=title)
-    same_for_every_seed = bool(options.split) or (is_natural and not options.subset)
-    if same_for_every_seed and len(division.rows) <= plot.MAX_BARS:
-        num_train = [len(rows.train) for rows in division.rows]
-        title = f"{dataset.name}: training examples, {shown}"
-        return plot.size_bars(num_train, division.client_names, title=title)
-    divisions = 1 if same_for_every_seed else _DIVISIONS_OF_A_PLOT
+    same_for_every_seed = options.split or (match_name(partition, ["natural"]) and not options.subset)
     sizes = [len(rows.train) for rows in division.rows]
+    if same_for_every_seed and len(sizes) <= plot.MAX_BARS:
+        return plot.size_bars(sizes, division.client_names, title=f"{dataset.name}: training examples, {shown}")
+    divisions = 1 if same_for_every_seed else _DIVISIONS_OF_A_PLOT
     for seed in range(division.seed + 1, division.seed + divisions):
         other = divide(dataclasses.replace(options, seed=seed), run_seed=0, dataset=dataset)
         sizes += [len(rows.train) for rows in other.rows]
