@@ -65,11 +65,14 @@ def cases(check, models=("mlp",), some=(), **varied):
         for model in TASKS if FULL else models + (some if turn % 4 == 0 else ()):
             if not varied:
                 parameters.append(case(algorithm, model))
-            elif FULL:
-                parameters += [case(algorithm, model, value) for value in values]
             else:
-                parameters.append(case(algorithm, model, values[turn % len(values)]))
+                parameters += [case(algorithm, model, value) for value in in_turn(values, turn)]
     return pytest.mark.parametrize(["algorithm", "model", *varied], parameters)
+
+
+def in_turn(values, turn):
+    """Return all values if ``FULL``, else the one whose turn it is."""
+    return values if FULL else [values[turn % len(values)]]
 
 
 @cache
