@@ -5,16 +5,27 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 TORCH := $(shell grep '^torch==' requirements.lock)
 
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
 .PHONY: demo test test-all lint types format docs clean
+
+# Types are checked beside the tests, and reported after them.
+define types_beside
+@mkdir -p .mypy_cache
+@$(BIN)/mypy > .mypy_cache/report 2>&1 & types=$$!; \
+	$(1); tests=$$?; \
+	wait $$types; types=$$?; cat .mypy_cache/report; \
+	exit $$((tests ? tests : types))
+endef
 
 demo: $(VENV)/.installed
 	$(BIN)/fedtailor demo
 
-test: lint types
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+test: lint
+	$(call types_beside,$(PYTEST) -m "not slow")
 
-test-all: lint types
-	FEDTAILOR_FULL=1 $(BIN)/python -m pytest -n 2
+test-all: lint
+	$(call types_beside,FEDTAILOR_FULL=1 $(PYTEST))
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -9,8 +9,10 @@ import pytest
 
 from federations import TASKS, federation
 from fedtailor.algorithms import TABLE, load_algorithm
+from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.case import TRAINING
+from fedtailor.testing.isolation import seed_globally
 from fedtailor.testing.runs import run
 
 FULL = os.environ.get("FEDTAILOR_FULL") == "1"
@@ -41,17 +43,36 @@ EXEMPTIONS: dict[tuple[str, str], Exemption] = {
 """(algorithm, check), or (algorithm, check-model) for one kind of model; an exemption whose check passes is wrong."""
 
 
-def cases(check, models=("mlp",)):
-    """Return the parameters of a check: algorithms and models; those with an exemption are expected to fail."""
+def cases(check, models=("mlp",), some=(), **varied):
+    """Return the parameters of a check: algorithms and models; those with an exemption are expected to fail.
 
-    def case(algorithm, model):
+    Args:
+        check: the name of the check.
+        models: the kinds of models. If ``FULL``, all kinds.
+        some: kinds of models for every fourth algorithm only.
+        varied: one more parameter, with its values. A case has one of the values, in turn. If ``FULL``, it has all.
+    """
+
+    def case(algorithm, model, *more):
         exemption = EXEMPTIONS.get((algorithm, check)) or EXEMPTIONS.get((algorithm, f"{check}-{model}"))
         marks = [pytest.mark.xfail(strict=True, reason=exemption.reason)] if exemption else []
-        return pytest.param(algorithm, model, marks=marks, id=f"{algorithm}-{model}")
+        words = [algorithm, model, *(str(getattr(value, "name", value)) for value in more)]
+        return pytest.param(algorithm, model, *more, marks=marks, id="-".join(words))
 
-    chosen = TASKS if FULL else models
-    parameters = [case(algorithm, model) for algorithm in ALGORITHMS for model in chosen]
-    return pytest.mark.parametrize(("algorithm", "model"), parameters)
+    values = next(iter(varied.values()), ())
+    parameters = []
+    for turn, algorithm in enumerate(ALGORITHMS):
+        for model in TASKS if FULL else models + (some if turn % 4 == 0 else ()):
+            if not varied:
+                parameters.append(case(algorithm, model))
+            else:
+                parameters += [case(algorithm, model, value) for value in in_turn(values, turn)]
+    return pytest.mark.parametrize(["algorithm", "model", *varied], parameters)
+
+
+def in_turn(values, turn):
+    """Return all values if ``FULL``, else the one whose turn it is."""
+    return values if FULL else [values[turn % len(values)]]
 
 
 @cache
@@ -71,5 +92,12 @@ def build(algorithm, **options):
 
 @cache
 def oracle(algorithm, model):
-    """Return the run on the reference engine."""
+    """Return the run on the reference engine; seeds of other random generators are 1."""
+    seed_globally(1)
     return run(build(algorithm), Reference(), small_federation(model))
+
+
+@cache
+def stacked(algorithm, model, block):
+    """Return the run with clients stacked in blocks."""
+    return run(build(algorithm), Batched(block), small_federation(model))

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from contract.cases import ALGORITHMS, FULL
+from contract.cases import ALGORITHMS, FEWER, FULL
 from federations import federation, perceptron
 from fedtailor.core.participation import Participation
 from fedtailor.core.task import Training
@@ -64,7 +64,7 @@ VARIANTS = {
 
 
 @settings(
-    max_examples=40 if FULL else 4,
+    max_examples=40 if FULL else 2,
     deadline=None,
     derandomize=not FULL,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -73,7 +73,8 @@ VARIANTS = {
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_any_federation(algorithm, data):
     options = data.draw(st.sampled_from([{}, *VARIANTS.get(algorithm, [])]))
-    one = ALGORITHMS[algorithm](training=data.draw(trainings), **options)
+    fewer = {} if FULL else FEWER.get(algorithm, {})
+    one = ALGORITHMS[algorithm](training=data.draw(trainings), **{**fewer, **options})
     new_sizes = st.lists(st.sampled_from([0, 1, 5]), max_size=2)
     clients = federation(perceptron(), data.draw(sizes), data.draw(new_sizes))
     engine = Padded(Batched(data.draw(st.sampled_from([1, 2, 32]))))

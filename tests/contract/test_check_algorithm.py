@@ -20,6 +20,20 @@ from test_documentation import ROOT, blocks, own_algorithm
 SINGLE = set(MUTANTS) - {m for m in MUTANTS if m.__name__ in ("CountsRows", "OthersData", "RemembersTensors", "Stands")}
 """Mutants with exactly one sentence; the others have two."""
 
+PASS_MOST_CHECKS = (
+    "Bare EmptyIsNaN EqualWeights FewerSteps HalfSteps NoBuffers NotSentDown OnboardsInSecret OnboardsWithFewerSteps "
+    "OthersData Remembers RowsForNobody SinglePrecision SinglePrecisionSent Stands TunesInSecret UndeclaredDownload "
+    "Untrained"
+).split()
+"""Mutants that take seconds to find, since most checks run to the end. NoSteps, SameSeed, WholeTable and WrongWeight,
+which take as long, stay in ``make test``."""
+
+
+def mutant_case(mutant):
+    """Return the parameter of a mutant."""
+    name = mutant.__name__
+    return pytest.param(mutant, id=name, marks=[pytest.mark.slow] if name in PASS_MOST_CHECKS else [])
+
 
 EXAMPLES_NEED = """
 from dataclasses import dataclass
@@ -33,7 +47,11 @@ from fedtailor.algorithms.fedavg import FedAvg
 """
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg, FedAvgFT(finetune_epochs=1), "pfedfda"], ids=["class", "one", "name"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [FedAvg, FedAvgFT(finetune_epochs=1), pytest.param("pfedfda", marks=pytest.mark.slow)],
+    ids=["class", "one", "name"],
+)
 def test_sound_algorithms(algorithm):
     assert check_algorithm(algorithm) == []
 
@@ -76,7 +94,7 @@ def test_a_dataclass_that_cannot_be_made_is_explained(tmp_path, monkeypatch):
         check_algorithm("my_mistake:Mine")
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+@pytest.mark.parametrize("mutant", [mutant_case(mutant) for mutant in MUTANTS])
 def test_mutants_are_found(mutant, monkeypatch):
     if hasattr(mutant, "calls"):
         monkeypatch.setattr(mutant, "calls", [])

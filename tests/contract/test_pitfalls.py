@@ -142,14 +142,13 @@ def test_a_client_that_was_not_drawn_gets_the_new_body():
 @cases("global_random_state")
 def test_results_do_not_depend_on_random_state_elsewhere(algorithm, model):
     """Seeding PyTorch alone leaves the sampling of clients, and other libraries, to chance."""
-    traces = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)
-        traces.append(run(build(algorithm), Reference(), small_federation(model)))
-    assert [report.cohort for report in traces[0].reports] == [report.cohort for report in traces[1].reports]
-    assert_same_bits(traces[0].numbers(), traces[1].numbers())
+    expected = oracle(algorithm, model)  # run with other seeds
+    torch.manual_seed(2)
+    random.seed(2)
+    np.random.seed(2)
+    found = run(build(algorithm), Reference(), small_federation(model))
+    assert [report.cohort for report in expected.reports] == [report.cohort for report in found.reports]
+    assert_same_bits(expected.numbers(), found.numbers())
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

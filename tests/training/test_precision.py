@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from contract.cases import in_turn
 from federations import convolutional, federation, module, perceptron
 from fedtailor.algorithms import TABLE, load_algorithm
 from fedtailor.core import prediction, tree
@@ -23,8 +24,11 @@ def models(name, precision, engine, task=perceptron):
     return record.reports[-1].personal
 
 
-@pytest.mark.parametrize("engine", [Reference(), Batched(3)], ids=lambda engine: engine.name)
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [(name, engine) for turn, name in enumerate(TABLE) for engine in in_turn([Reference(), Batched(3)], turn)],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_every_algorithm_trains_in_it_and_keeps_its_numbers_as_they_were(name, engine):
     full, rough = (models(name, precision, engine) for precision in ("full", "bfloat16"))
     differs = False
