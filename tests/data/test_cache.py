@@ -329,24 +329,27 @@ def test_entries_are_listed_with_their_sizes_and_cleared(tmp_path: Path, folder:
     cached("f" * 64, lambda: make(white=3.0), name="other")
     corrupted = folder.parent / "corrupted"
     corrupted.mkdir()
-    (corrupted / "frost-3-0.npy").write_bytes(bytes(100))
-    (corrupted / "frost-3-0.sha256").write_bytes(bytes(64))
-    (folder / ".unfinished").mkdir()
+    (corrupted / f"frost-3-{SIGNATURE[:32]}.npy").write_bytes(bytes(100))
+    (corrupted / f"frost-3-{SIGNATURE[:32]}.sha256").write_bytes(bytes(64))
+    unfinished = f".made-{SIGNATURE[:16]}.{'1' * 16}"
+    (folder / unfinished).mkdir()
+    (folder / "mine").mkdir()  # not an entry
     (folder.parent / "MNIST").mkdir()  # the data folder may be the same
     (folder.parent / "MNIST" / "file").write_text("kept")
     found = cache.entries()
     shown = [(each.kind, each.path.name) for each in found]
     assert shown == [
-        ("corrupted", "frost-3-0.npy"),
-        ("corrupted", "frost-3-0.sha256"),
-        ("decoded", ".unfinished"),
+        ("corrupted", f"frost-3-{SIGNATURE[:32]}.npy"),
+        ("corrupted", f"frost-3-{SIGNATURE[:32]}.sha256"),
+        ("decoded", unfinished),
         ("decoded", f"made-{SIGNATURE[:16]}"),
         ("decoded", f"other-{'f' * 16}"),
     ]
     made = sum(path.stat().st_size for path in (folder / f"made-{SIGNATURE[:16]}").iterdir())
     assert [each.bytes for each in found][:4] == [100, 64, 0, made] and made > 0
     assert cache.clear() == found and cache.entries() == []
-    assert (folder.parent / "MNIST" / "file").read_text() == "kept"
+    assert (folder.parent / "MNIST" / "file").read_text() == "kept" and (folder / "mine").is_dir()
+    assert [each.name for each in found] == ["frost-3", "frost-3", "made", "made", "other"]
     assert cached(SIGNATURE, make, name="made").digest == make().digest
 
 
@@ -354,8 +357,8 @@ def test_a_link_in_the_cache_is_removed_and_not_followed(tmp_path: Path, folder:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "file").write_text("kept")
     folder.mkdir(parents=True)
-    (folder / "link").symlink_to(tmp_path / "elsewhere")
-    assert [entry.path.name for entry in cache.clear()] == ["link"]
+    (folder / f"link-{SIGNATURE[:16]}").symlink_to(tmp_path / "elsewhere")
+    assert [entry.path.name for entry in cache.clear()] == [f"link-{SIGNATURE[:16]}"]
     assert (tmp_path / "elsewhere" / "file").read_text() == "kept" and not list(folder.iterdir())
 
 

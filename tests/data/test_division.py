@@ -114,7 +114,7 @@ def test_clients_without_test_examples_are_noted() -> None:
         ({"mean": (0.5,)}, "data.mean needs data.std as well"),
         ({"mean": (0.5,), "std": (0.5,), "normalize": "training"}, "data.normalize = 'training' has no effect"),
         ({"image_size": 32}, "data.image_size = 32 has no effect, because data.path is not given"),
-        ({"seed": "runs"}, "data.seed must be a whole number or one of 'run', got 'runs'."),
+        ({"seed": "runs"}, "data.seed must be a whole number or 'run', got 'runs'."),
         ({"dir": 1}, "data.dir must be text, got 1."),
     ],
 )

@@ -178,9 +178,9 @@ def arrays(**values: Any) -> Any:
     ("damage", "message"),
     [
         (object_array, "Python objects, which are never read"),
-        (truncated, "no intact NumPy archive"),
+        (truncated, "The NumPy archive is damaged"),
         (bomb, "at most 67456 can be read"),
-        (lambda path: path.write_bytes(b""), "no intact NumPy archive"),
+        (lambda path: path.write_bytes(b""), "The NumPy archive is damaged"),
         (lambda path: path.write_bytes(bytes(10**6)), "expected at most 67456 bytes"),
         (lambda path: path.mkdir(), "expected a regular file"),
         (arrays(train=[1.0], test=[2]), "train: expected positions from 0 to 29, got type float64"),

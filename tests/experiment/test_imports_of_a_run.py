@@ -23,7 +23,7 @@ def modules_after(folder, *arguments):
 @pytest.mark.parametrize("engine", ["reference", "auto"])
 def test_a_run_of_digits_loads_no_other_engine_and_no_other_data(tmp_path, engine):
     modules = modules_after(tmp_path, "-a", "fedavg", "-d", "digits", "--engine", engine)
-    unused = ("data.corruptions", "data.shift", "data.own", "data.split_files", "data.plot")
+    unused = ("data.corruptions", "data.own", "data.split_files", "data.plot")
     unused += tuple(f"simulation.engines.{name}" for name in ("batched", "processes", "child", "wire", "tables"))
     prefixes = tuple(f"fedtailor.{name}" for name in unused)
     assert [name for name in modules if name.startswith(prefixes)] == []
