@@ -6,11 +6,6 @@ import pytest
 
 import plain_code
 
-ROOMS_TO_DO = {
-    "data",
-}
-"""Rooms that still hold packed assignments. The test fails when one holds none: take it out then."""
-
 FILES = [
     *plain_code.SOURCE.rglob("*.py"),
     *(plain_code.ROOT / "tools").glob("*.py"),
@@ -32,10 +27,7 @@ def packed(path):
 @pytest.mark.parametrize("room", sorted({room_of(path) for path in FILES}))
 def test_no_packed_assignments(room):
     found = [line for path in sorted(FILES) if room_of(path) == room for line in packed(path)]
-    if room in ROOMS_TO_DO:
-        assert found, f"{room} is plain: take it out of ROOMS_TO_DO"
-    else:
-        assert found == [], "one statement a line"
+    assert found == [], "one statement a line"
 
 
 @pytest.mark.parametrize(
