@@ -278,6 +278,6 @@ def test_methods_that_send_the_model_refuse_several(float64):
     small = TASKS["mlp"]()
     world = mixed(small, small._replace(model=mlp((4,), small.num_classes, hidden=9)))
     for algorithm in (ONE, FedAvg(training=TRAINING)):
-        with pytest.raises(ConfigError, match="the model of client 1 is another than the common one"):
+        with pytest.raises(ConfigError, match="the model of client 1 differs from the common one"):
             run(algorithm, Reference(), world)
     run(Local(training=TRAINING), Reference(), world)
