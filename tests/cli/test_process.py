@@ -60,11 +60,22 @@ def test_every_command_is_covered_here():
     assert names == {"demo", "run", "list", "doctor", "data", "experiments", "cache"}
 
 
-@pytest.mark.parametrize("request_to_end", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
-def test_a_signal_ends_a_run_honestly(request_to_end, tmp_path):
+@pytest.mark.parametrize(
+    ("request_to_end", "engine"),
+    [
+        pytest.param(signal.SIGINT, "auto", id="ctrl-c"),  # it chooses processes
+        pytest.param(signal.SIGTERM, "reference", id="terminate"),
+        pytest.param(signal.SIGTERM, "auto", id="terminate-processes", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_ends_a_run_honestly(request_to_end, engine, tmp_path):
     command = [sys.executable, "-m", "fedtailor", "run", "-a", "fedavg", "--rounds", "100000", "--clients", "3"]
     with subprocess.Popen(
-        [*command, "--out", "run"], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+        [*command, "--engine", engine, "--out", "run"],
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         next(line for line in process.stderr if "round 1/" in line)  # it has ended
         process.send_signal(request_to_end)

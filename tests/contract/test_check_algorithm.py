@@ -21,12 +21,12 @@ SINGLE = set(MUTANTS) - {m for m in MUTANTS if m.__name__ in ("CountsRows", "Oth
 """Mutants with exactly one sentence; the others have two."""
 
 PASS_MOST_CHECKS = (
-    "Bare EmptyIsNaN EqualWeights FewerSteps HalfSteps NoBuffers NotSentDown OnboardsInSecret OnboardsWithFewerSteps "
-    "OthersData Remembers RowsForNobody SinglePrecision SinglePrecisionSent Stands TunesInSecret UndeclaredDownload "
-    "Untrained"
+    "Bare EmptyIsNaN EqualWeights FewerSteps HalfSteps NoBuffers NotAnnotated NotSentDown OnboardsInSecret "
+    "OnboardsWithFewerSteps OthersData Remembers RowsForNobody SinglePrecision SinglePrecisionSent Stands "
+    "TunesInSecret UndeclaredDownload Untrained"
 ).split()
-"""Mutants that take seconds to find, since most checks run to the end. NoSteps, SameSeed, WholeTable and WrongWeight,
-which take as long, stay in ``make test``."""
+"""Mutants that take seconds to find, since most checks run to the end: ``make test-all`` runs them. Misspelled,
+NoSteps, SameSeed, WholeTable and WrongWeight, which take as long, stay in ``make test``."""
 
 
 def mutant_case(mutant):

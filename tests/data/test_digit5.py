@@ -95,6 +95,7 @@ def test_a_domain_of_which_a_file_is_missing_is_not_left_out(all_five: Path) -> 
         load_dataset("digit5", all_five)
 
 
+@pytest.mark.slow
 def test_the_originals_that_are_there(data_dir: Path) -> None:
     if not all((data_dir / folder).is_dir() for folder in ("MNIST/raw", "USPS")):
         pytest.skip(f"no MNIST and USPS in {data_dir}")
