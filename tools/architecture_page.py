@@ -10,11 +10,11 @@ from import_map import LAYERS, MAY_IMPORT, ROOT, modules, room_of
 INTRODUCTION = """# Architecture
 
 The package is divided into rooms: the folders and single modules of `src/fedtailor`. Imports go one way, from a room to
-rooms below it. A test checks every import against this map, and that no modules import each other in a circle.
+rooms below it. A test checks every import against this map, and that there are no circular imports.
 
 ![Rooms of the package, and which imports which](architecture.svg)
 
-An arrow leads from a room to a room that it imports; arrows that follow from others are left out. Everything may
+An arrow leads from a room to a room that it imports; arrows implied by others are left out. Everything may
 import `core`.
 
 **The idea.** An algorithm is the program of *one* client plus the arithmetic of the server, written as pure functions
@@ -46,6 +46,25 @@ PATH = (
 )
 """The stops of the data, in order: ``module:name``, and what it is."""
 
+CALLS = (
+    ("cli.main:main", "finds the command, and turns errors into sentences and exit codes"),
+    ("cli.run:run_", "reads the options"),
+    ("experiment.run:run", "runs an experiment, once per seed"),
+    ("experiment.run:run_seed", "writes the run folder while the rounds go on"),
+    ("simulation.rounds:federate", "the round loop: draw a cohort, train, check uploads, aggregate, evaluate"),
+    ("simulation.clients:LocalClients.train", "hands the clients' programs to the engine"),
+    ("simulation.engines.reference:Reference.map", "runs a program for every client"),
+    ("simulation.engines.reference:run_job", "runs it for one client; whatever it raises is that client's failure"),
+    ("simulation.programs:train_program", "a client's round: local update, and its evaluation"),
+    ("algorithms.fedavg:FedAvg.local_update", "the method"),
+    ("training.blocks:train", "trains parameters by mini-batches"),
+    ("training.blocks:_Train.forward", "the same as a function that can be stacked over clients"),
+    ("training.one_client:train_one", "the loop over the batches of one client"),
+    ("training.one_client:GradientSteps.take", "one step of the optimizer"),
+    ("training.one_client:GradientSteps.loss_and_gradients", "the loss of a batch, and its gradients"),
+)
+"""The calls from the command to the first gradient."""
+
 PLACES = (
     (
         "a method",
@@ -74,8 +93,7 @@ PLACES = (
     (
         "a data set",
         ["src/fedtailor/data/datasets/", "data.datasets.known:DATASETS"],
-        "a function that returns a `Dataset`, and one line of the table; where it is downloaded from stands in "
-        "`data/download`",
+        "a function that returns a `Dataset`, and one line of the table; its download source goes into `data/download`",
         "tests/data/",
     ),
     (
@@ -164,14 +182,18 @@ def pages() -> dict[str, str]:
     rooms = "".join(f"| `{room}` | {sentence(room)} | {imports(room)} |\n" for layer in layers() for room in layer)
     beside = "".join(f"* [`{folder}`](../{folder}): {words}\n" for folder, words in BESIDE.items())
     path = "".join(f"{number}. {link(target)}: {words}\n" for number, (target, words) in enumerate(PATH, start=1))
+    calls = "".join(f"{number}. {link(target)}: {words}\n" for number, (target, words) in enumerate(CALLS, start=1))
     places = "".join(
         f"| {what} | {', '.join(link(target) for target in targets)} | {how} | {link(tests)} |\n"
         for what, targets, how, tests in PLACES
     )
     text = (
         f"{INTRODUCTION}{rooms}\nBeside the package:\n\n{beside}\n"
-        "## The way of the data\n\nNothing flows back except a download. Every stop is a value that can be printed, "
+        "## How the data flow\n\nNothing flows back except a download. Every stop is a value that can be printed, "
         f"saved and compared.\n\n{path}\n"
+        "## From the command to the gradient\n\nThe calls of `fedtailor run -a fedavg` with the engine `reference`. A test "
+        "checks that they are at most 15. Before them, `assemble` builds method, data and model; there the engine `auto` "
+        f"may time a few training steps.\n\n{calls}\n"
         f"## Where do I put ...?\n\n| to add | where | how | tests |\n|---|---|---|---|\n{places}"
     )
     return {"architecture.md": text, "architecture.svg": picture()}

@@ -28,7 +28,7 @@ Local, for example, trains all clients in every round. Seconds are from a machin
 work: they are upper bounds.
 """
 NOTES = """
-What to see in the table:
+What the table shows:
 
 {exceptions}
 * FedBN equals FedAvg here, because the network has no normalization layers; the run says so. FedSR without

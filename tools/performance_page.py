@@ -40,7 +40,7 @@ write them. Times depend on the machine that a record names: compare numbers wit
 
 The other programs in the tables are loops and libraries at their better setting. They ran in turn with ours in the same
 run; a ratio is the median of the ratios of all pairs. A load marked (!) means that other work used the machine, or had
-just ended. There are no times of GPUs, because no GPU was available.
+just ended. There are no GPU times, because no GPU was available.
 """
 
 

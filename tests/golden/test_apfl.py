@@ -157,7 +157,7 @@ def test_with_alpha_1_personal_models_are_those_of_local(monkeypatch):
     for client in (0, 1):
         alone = harness.arrays(two.visit(3, "personalize", client).output[0])
         harness.assert_close(one.visit(3, "personalize", client).output[0], alone)
-    assert APFL(alpha=1).warnings(harness.task()) == ["with alpha 1, this is Local that trains with the cohort."]
+    assert APFL(alpha=1).warnings(harness.task()) == ["with alpha 1, this is Local, but only the cohort trains."]
 
 
 def test_the_default_is_a_mixture():

@@ -91,7 +91,7 @@ def test_without_penalty_it_is_local_beside_fedavg(monkeypatch):
         harness.assert_close(both.visit(3, "personalize", client).output[0], personal)
     harness.assert_close(both.visit(3, "score", 0).shared, harness.arrays(shared.visit(3, "score", 0).shared))
     assert Ditto(penalty=0).warnings(harness.task()) == [
-        "with penalty 0, personal models are those of Local, beside a FedAvg."
+        "with penalty 0, personal models are those of Local, and a FedAvg runs beside them."
     ]
 
 

@@ -173,7 +173,7 @@ def test_warnings():
         "this method does not use training.lr",
     ]
     assert "training.momentum, training.weight_decay, training.clip_norm." in found[-1]
-    frozen = "with {} 0, the global model stays as it was at first."
+    frozen = "with {} 0, the global model never changes."
     assert PFedMe(penalty=0, mixing=0).warnings(task) == [frozen.format("penalty"), frozen.format("mixing")]
     assert describe(PFedMe().adaptation) == "proximal solve, 20 batches of 5 steps of all layers"
 

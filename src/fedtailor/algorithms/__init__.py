@@ -33,12 +33,12 @@ TABLE = {
     "ditto": Entry(
         "fedtailor.algorithms.ditto:Ditto",
         "Li et al. 2021",
-        "FedAvg, and beside it a model for every client that is held near the global one",
+        "FedAvg, plus a model for every client that is kept close to the global one",
     ),
     "fedala": Entry(
         "fedtailor.algorithms.fedala:FedALA",
         "Zhang et al. 2023",
-        "clients mix the global into their own last layers by learned weights before training",
+        "before training, clients mix the global model into their last layers by learned weights",
     ),
     "fedavg": Entry(
         "fedtailor.algorithms.fedavg:FedAvg", "McMahan et al. 2017", "one global model, the mean of the clients'"
@@ -56,7 +56,7 @@ TABLE = {
     "fedbn": Entry(
         "fedtailor.algorithms.fedbn:FedBN",
         "Li et al. 2021",
-        "FedAvg with normalization layers of every client's own",
+        "FedAvg, but every client keeps its own normalization layers",
     ),
     "fedcr": Entry(
         "fedtailor.algorithms.fedcr:FedCR",

@@ -138,7 +138,7 @@ class APFL(Algorithm[ModelState, ClientState, Params]):
         if self.alpha == 0 and not self.adaptive:
             found.append("with alpha 0, this is FedAvg.")
         if self.alpha == 1 and not self.adaptive:
-            found.append("with alpha 1, this is Local that trains with the cohort.")
+            found.append("with alpha 1, this is Local, but only the cohort trains.")
         if self.training.optimizer == "adam":
             found.append("Adam is not used: steps are those of SGD.")
         return found

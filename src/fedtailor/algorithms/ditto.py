@@ -85,7 +85,7 @@ class Ditto(Algorithm[ModelState, ClientState, Params]):
         """Warn where nothing is left of the personal models."""
         found = []
         if not self.penalty:
-            found.append("with penalty 0, personal models are those of Local, beside a FedAvg.")
+            found.append("with penalty 0, personal models are those of Local, and a FedAvg runs beside them.")
         if not self.personal_epochs:
             found.append("without personal epochs, clients predict with the global model: this is FedAvg.")
         return found

@@ -108,7 +108,7 @@ class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
         if not self.penalty and not self.combine_heads:
             found.append("with penalty 0 and personal heads, this is FedRep.")
         if not self.head_epochs:
-            found.append("without epochs of the head, all heads stay as they start.")
+            found.append("without epochs of the head, all heads keep their initial values.")
         return found
 
     def messages(self, task: Task) -> Messages:

@@ -127,7 +127,7 @@ class PFedMe(Algorithm[ServerState, tuple[()], FineTuned]):
     def warnings(self, task: Task) -> list[str]:
         """Name steps that are too long, options that freeze the global model, and options that have no effect."""
         frozen = [name for name in ("penalty", "mixing") if getattr(self, name) == 0]
-        found = [f"with {name} 0, the global model stays as it was at first." for name in frozen]
+        found = [f"with {name} 0, the global model never changes." for name in frozen]
         outer_pull = self.outer_lr * self.penalty
         if outer_pull >= 1:
             found.append(f"outer_lr * penalty is {outer_pull:g}: from 1 on, w_i moves past theta.")

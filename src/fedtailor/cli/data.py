@@ -45,9 +45,7 @@ Seed = Annotated[
 ]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Any option of data, such as data.fraction=0.5. Repeat it for more."
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Any option of data, such as data.fraction=0.5. May be repeated."),
 ]
 
 
@@ -121,7 +119,7 @@ def check_(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Read your own data as a run would, and list every problem. The exit code is 4 if they cannot be used."""
+    """Read your own data as a run would, and list every problem. The exit code is 4 if the data cannot be used."""
     from fedtailor.cli.show.data import show_check
     from fedtailor.data.describe import describe_findings
     from fedtailor.data.own.read import read_own
@@ -260,7 +258,7 @@ def _options(named: dict[str, Any], assignments: Sequence[tuple[str, Any]]) -> D
 def _check_is_new(out: str) -> None:
     """Check that no file or folder has the name."""
     if out and os.path.lexists(out):
-        message = f"'{out}' exists already and is never overwritten. Choose another name with --out."
+        message = f"'{out}' already exists and is never overwritten. Choose another name with --out."
         raise ConfigError(message, key="out", allowed="a name that does not exist", got=out)
 
 

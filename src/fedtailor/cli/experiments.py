@@ -167,7 +167,7 @@ def compare_(
     show_comparison(compared)
     if stale:
         who = "1 record belongs" if stale == 1 else f"{stale} records belong"
-        say(f"note: {who} to settings that are in no table any more, and are not shown.")
+        say(f"note: {who} to settings that are no longer in any table; not shown.")
 
 
 def _results_folder(given: str) -> Path:

@@ -68,7 +68,7 @@ def run_(
     ] = "",
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any option, such as training.lr=0.05. Repeat it for more."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Any option, such as training.lr=0.05. May be repeated."),
     ] = None,
     out: Out = "",
     json: Json = False,

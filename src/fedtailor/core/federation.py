@@ -1,4 +1,4 @@
-"""A federation: its roster and its data, and what of the data a client's program sees, which is never the test set."""
+"""A federation: its roster and its data, and the part of the data that a client's program sees: never the test set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part in a round. Checking a plan imports no torch; drawing a cohort does."""
+"""Participation: the clients that take part in a round. Checking a plan imports no torch; drawing a cohort does."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Participation:
         for name, number in wanted.items():
             if number > population:
                 raise ConfigError(
-                    f"federation.{name} asks for {number} clients a round, there are {population}.",
+                    f"federation.{name} asks for {number} clients a round, but there are only {population}.",
                     key=f"federation.{name}",
                     allowed=f"at most {population}",
                     got=number,
@@ -86,7 +86,7 @@ class Participation:
             if len(ids) >= self.min_clients:
                 return torch.from_numpy(ids)
         raise RunError(
-            f"federation.participation {self.probability:g} of {population} clients did not give "
+            f"federation.participation {self.probability:g} of {population} clients did not reach "
             f"federation.min_clients {self.min_clients} in {_MOST_DRAWS} draws of round {round}.",
             key="federation.min_clients",
         )

@@ -31,11 +31,11 @@ class Training:
     clip_norm: Annotated[float, Range(ge=0)] = 0.0
     """Bound of the gradient's norm over all trained parameters; 0: none."""
     crop_padding: Annotated[int, Range(ge=0)] = 0
-    """Augmentation: images are moved by up to so many pixels each way, black comes in; 0: none."""
+    """Augmentation: images are shifted by up to this many pixels each way and filled with black; 0: none."""
     flip: bool = False
-    """Augmentation: every other image is mirrored, left to right."""
+    """Augmentation: each image is mirrored, left to right, with probability 1/2."""
     precision: Literal["full", "bfloat16"] = "full"
-    """Of products and convolutions in training steps. bfloat16 changes results; time it before taking it for speed."""
+    """Precision of products and convolutions in training steps. bfloat16 changes results, and is not always faster."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="training")

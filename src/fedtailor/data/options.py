@@ -45,7 +45,7 @@ class DataOptions:
     fraction: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Share of each client's training examples that is kept; test examples are not affected."""
     train_size: Annotated[int, Range(ge=0)] = 0
-    """Most training examples of a client; 0: no limit."""
+    """Largest number of training examples of a client; 0: no limit."""
     test: Literal["auto"] | TestPolicy = "auto"
     """Test examples of a client: a share of its ``own`` examples; its ``given`` test examples; or official test
     examples: those with its labels, with its subclasses, or all of them. auto: given for data by writer or site that

@@ -1,4 +1,4 @@
-"""What there is to choose from: the data of ``fedtailor list``."""
+"""The choices that ``fedtailor list`` shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``fedtailor doctor`` reports: whether this machine is ready."""
+"""The report of ``fedtailor doctor``: whether this machine is ready."""
 
 from __future__ import annotations
 

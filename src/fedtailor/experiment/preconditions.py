@@ -40,7 +40,7 @@ def refuse_impossible_augmentation(training: Training, shape: tuple[int, ...]) -
         return
     if len(shape) != 3:
         name = "flip" if training.flip else "crop_padding"
-        message = f"training.{name} is for images, and examples have the shape {shape}."
+        message = f"training.{name} is for images, but examples have the shape {shape}."
         raise ConfigError(message, key=f"training.{name}", allowed="images", got=str(shape))
     if training.crop_padding >= min(shape[1:]):
         allowed = f"less than {min(shape[1:])}, the side of an image"

@@ -40,7 +40,7 @@ def refuse_existing(path: Path) -> None:
         return
     if path.exists() or path.is_symlink():
         raise ConfigError(
-            f"'{path}' exists already; runs are never overwritten and cannot be resumed yet. "
+            f"'{path}' already exists; runs are never overwritten and cannot be resumed yet. "
             "Choose another folder with --out.",
             key="out",
             allowed="a folder that does not exist, or is empty",
@@ -182,7 +182,7 @@ class Run:
         path = self.path / "models" / f"{name}.safetensors"
         raw = _read(path)
         if hashlib.sha256(raw).hexdigest() != card.get("sha256"):
-            raise DataError(f"'{path}' is damaged: its SHA-256 is not that of its card.", path=str(path))
+            raise DataError(f"'{path}' is damaged: its SHA-256 does not match its card.", path=str(path))
         return load(raw), card
 
     def _run_of(self, seed: int | None) -> Run:

@@ -37,7 +37,7 @@ def refuse_total_quarantine(round: int, events: Sequence[Mapping[str, Any]], cli
     last = next((event for event in events if event["kind"] == "quarantine"), None)
     example = f"; client {last['client']}: {last['reason'].rstrip('.')}" if last else ""
     raise RunError(
-        f"round {round}: the work of none of the {clients} clients can be used{example}.", key="local_update"
+        f"round {round}: none of the work of the {clients} clients can be used{example}.", key="local_update"
     )
 
 

@@ -115,7 +115,7 @@ def check_tasks(algorithm: Algorithm[Any, Any, Any], roster: Roster) -> None:
         if algorithm.messages(task) != common:
             raise ConfigError(
                 f"{type(algorithm).__name__} sends parts of the model, so all clients need the same model, but the "
-                f"model of client {client} differs from the common one. Leave out model.others, or take a method "
+                f"model of client {client} differs from the common one. Leave out model.others, or choose a method "
                 "that shares no parameters.",
                 key="model.others",
                 allowed=[],

@@ -51,7 +51,7 @@ def check_stacked(case: Case) -> str | None:
         place = close(case.base(), found)
         if place:
             cause = _PADDED if block > 1 else _SHARED
-            return f"Clients stacked in blocks of {block} get other results than one by one: {place}. {cause}."
+            return f"Clients stacked in blocks of {block} get different results than one by one: {place}. {cause}."
     return None
 
 
@@ -92,7 +92,7 @@ def check_absence(case: Case) -> str | None:
     stacked = case.run(Strict(3), rounds=3, participation=plan)
     place = close(one_by_one, stacked, tolerance=1e-11)
     if place:
-        return f"When clients miss rounds, stacked clients get other results than one by one: {place}. {_SHARED}."
+        return f"When clients miss rounds, stacked clients get different results than one by one: {place}. {_SHARED}."
     if unusable(case, case.base()):
         return None
     problem = unusable(case, one_by_one)
@@ -104,7 +104,7 @@ def check_threads(case: Case) -> str | None:
     if not case.comparable:
         return None
     place = same_bits(case.base(), case.run(Workers(2)))
-    return f"Clients that run in threads get other results: {place}. {_SHARED}." if place else None
+    return f"Clients that run in threads get different results: {place}. {_SHARED}." if place else None
 
 
 def check_order(case: Case) -> str | None:
@@ -194,7 +194,7 @@ def _other_model(case: Case, model: str, words: str) -> str | None:
         return f"With {words}: {_refusal(case, error)}"
     if not place:
         return None
-    return f"With {words}, stacked clients get other results than one by one: {place}. {_PADDED}."
+    return f"With {words}, stacked clients get different results than one by one: {place}. {_PADDED}."
 
 
 CHECKS: tuple[Check, ...] = (

@@ -1,4 +1,4 @@
-"""Engines that change what must not matter, or check what must not happen."""
+"""Engines for checks: they vary what must not affect results, or detect what must not happen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``fedtailor list`` and ``fedtailor doctor`` print."""
+"""The output of ``fedtailor list`` and ``fedtailor doctor``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def show_algorithms(entries: Sequence[Mapping[str, Any]], model: str) -> None:
     ]
     below = (
         f"KiB: at most, per client and round, for the model {model} with 10 classes. "
-        "*: the server sees this of every single client, so that secure aggregation is not possible; of everything "
+        "*: the server sees this for every single client, so secure aggregation is not possible; of everything "
         "else it needs only means or sums over clients. "
         "judged at: the model that the method is about, the server's (global) or each client's (personalized)."
     )

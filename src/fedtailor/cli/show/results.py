@@ -63,7 +63,7 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
         [shortened(name), f"{site['num_train']:,}", f"{site['num_test']:,}", *_site_accuracy(site)]
         for name, site in sites.items()
     ]
-    below = "interval: where the accuracy on more such test examples would lie (95 %, Wilson)."
+    below = "interval: 95 % Wilson interval for the accuracy on more such test examples."
     if len(rows) > _MOST_SITES:
         below = f"and {len(rows) - _MOST_SITES:,} more, in clients.jsonl. {below}"
     columns = ["site", "training\nexamples", "test\nexamples", "accuracy", "95 %\ninterval"]

@@ -4,7 +4,7 @@ TABLE = {
     "auto": "on a CPU: chooses workers or processes by the length of the run and of a training step; the same bits",
     "batched": "clients stacked into one vectorized program",
     "processes": "one process per physical core, one client at a time in each; for models whose steps take less than a "
-    "millisecond, where threads hold each other up; the same bits as reference",
+    "millisecond, where threads slow each other down; the same bits as reference",
     "reference": "a plain loop over clients on one thread; the other engines are tested against it",
     "workers": "one thread per physical core, one client at a time in each; the same bits as reference",
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fedtailor.core.errors import unknown_name
+from fedtailor.simulation.engines import TABLE
 from fedtailor.simulation.engines.options import EngineChoice, EngineOptions
 
 if TYPE_CHECKING:
@@ -27,9 +29,11 @@ def build_engine(options: EngineOptions) -> Engine:
         from fedtailor.simulation.engines.processes import Processes
 
         return Processes(options.workers)
-    from fedtailor.simulation.engines.workers import Workers
+    if options.name in ("auto", "workers"):
+        from fedtailor.simulation.engines.workers import Workers
 
-    return Workers(options.workers)
+        return Workers(options.workers)
+    raise unknown_name("engine", options.name, TABLE, key="engine.name")
 
 
 def choose_engine(
