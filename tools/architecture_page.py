@@ -191,9 +191,9 @@ def pages() -> dict[str, str]:
         f"{INTRODUCTION}{rooms}\nBeside the package:\n\n{beside}\n"
         "## How the data flow\n\nNothing flows back except a download. Every stop is a value that can be printed, "
         f"saved and compared.\n\n{path}\n"
-        "## From the command to the gradient\n\nThe calls of `fedtailor run -a fedavg` with the engine `reference`. A test "
-        "checks that they are at most 15. Before them, `assemble` builds method, data and model; there the engine `auto` "
-        f"may time a few training steps.\n\n{calls}\n"
+        "## From the command to the gradient\n\nThe calls of `fedtailor run -a fedavg` with the engine `reference`. A "
+        "test checks that they are at most 15. Before them, `assemble` builds method, data and model; there the engine "
+        f"`auto` may time a few training steps.\n\n{calls}\n"
         f"## Where do I put ...?\n\n| to add | where | how | tests |\n|---|---|---|---|\n{places}"
     )
     return {"architecture.md": text, "architecture.svg": picture()}

@@ -5,9 +5,7 @@ The package's own methods import from here and from the private modules beside t
 
 from __future__ import annotations
 
-from fedtailor.core import (
-    tree,
-)
+from fedtailor.core import tree
 from fedtailor.core.adaptation import (
     CLASS_FREQUENCIES,
     CLOSED_FORM,
@@ -30,9 +28,7 @@ from fedtailor.core.algorithm import (
     Onboarded,
     OneGlobalModel,
 )
-from fedtailor.core.errors import (
-    ConfigError,
-)
+from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import (
     ClientData,
     ClientInfo,
@@ -52,12 +48,8 @@ from fedtailor.core.noise import (
     row_words,
     uniform,
 )
-from fedtailor.core.options import (
-    Range,
-)
-from fedtailor.core.per_example import (
-    PerExample,
-)
+from fedtailor.core.options import Range
+from fedtailor.core.per_example import PerExample
 from fedtailor.core.prediction import (
     predict_features,
     predict_logits,
@@ -92,9 +84,7 @@ from fedtailor.training.losses import (
     cross_entropy,
     weighted_mean,
 )
-from fedtailor.training.phase import (
-    StepOutput,
-)
+from fedtailor.training.phase import StepOutput
 from fedtailor.training.tuning import (
     fine_tune,
     train_head,

@@ -159,8 +159,8 @@ class Algorithm(ABC, Generic[S, C, P]):
         Raises:
             TypeError: the server state lacks a received field.
         """
-        known = getattr(server, "_fields", ())
-        if not set(received) <= set(known):
+        fields = getattr(server, "_fields", None)
+        if fields is None or not set(received) <= set(fields):
             raise TypeError(
                 f"{type(self).__name__} must define aggregate, or keep a server state that is a NamedTuple with the "
                 f"fields {sorted(received)}"

@@ -55,16 +55,15 @@ def run(
     parts = assemble(config, config.seeds[0], progress=progress)
     if len(config.seeds) == 1:
         return run_seed(parts, path, progress)
-    first = parts
-    config_text = to_toml(dataclasses.replace(first.config, seeds=config.seeds))
-    with records.RunFolder(path, config=config_text, provenance=_provenance(first), several_seeds=True) as folder:
+    config_text = to_toml(dataclasses.replace(parts.config, seeds=config.seeds))
+    same_engine = dataclasses.replace(config, engine=parts.config.engine)  # every seed runs on that of the first
+    reason = parts.choice.reason
+    with records.RunFolder(path, config=config_text, provenance=_provenance(parts), several_seeds=True) as folder:
         results = []
         for seed in config.seeds:
             if seed != config.seeds[0]:
-                # every seed runs on the engine that was chosen for the first
-                same_engine = dataclasses.replace(config, engine=first.config.engine)
-                parts = assemble(same_engine, seed, dataset=first.divided.division.dataset, progress=progress)
-                parts = parts._replace(choice=parts.choice._replace(reason=first.choice.reason))
+                parts = assemble(same_engine, seed, dataset=parts.divided.division.dataset, progress=progress)
+                parts = parts._replace(choice=parts.choice._replace(reason=reason))
             results.append(run_seed(parts, path / f"seed-{seed}", progress))
         result = {**summary.average(results), "run": str(path), "seeds": list(config.seeds)}
         folder.finish(result)

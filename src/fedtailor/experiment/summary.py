@@ -169,7 +169,8 @@ def average(results: Sequence[Record]) -> Record:
 
 def _average(values: Sequence[Any]) -> Any:
     if isinstance(values[0], Mapping):
-        names = [name for name in values[0] if all(name in value for value in values)]
+        shared = [name for name in values[0] if all(name in value for value in values)]
+        names = [name for name in shared if not name.endswith("interval")]  # a mean of intervals is not an interval
         merged = {name: _average([value[name] for value in values]) for name in names}
         if "mean" in merged and "pooled" in merged:
             numbers = [name for name in names if isinstance(merged[name], float)]

@@ -234,7 +234,7 @@ class LocalClients:
     def _inputs(self, client: int) -> ClientInputs:
         """Return a client's data and what it keeps; what it has before its first round is not kept."""
         info = self.federation.info(client)
-        task = self.federation.task(client)
+        task = self.algorithm.bind(self.federation.task(client))
         if client in self.states:
             state = self.states[client]
         else:

@@ -155,6 +155,7 @@ def score_program(
     task: Task, common: SharedInputs, row: ClientInputs, *, algorithm: Algorithm[Any, Any, Any], request: ScoreRequest
 ) -> Scores:
     """Score the model in ``common.shared`` on a client's test examples."""
+    task = algorithm.bind(task)
     return score_model(task, common, row, common.shared, row.test, algorithm=algorithm)
 
 

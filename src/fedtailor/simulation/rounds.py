@@ -49,7 +49,7 @@ def simulate(
         RunError: the work of every client of a round failed.
     """
     clients = LocalClients(algorithm, federation, engine, seed=seed, storage=storage)
-    return federate(algorithm, federation.roster, clients, schedule, seed=seed)
+    yield from federate(algorithm, federation.roster, clients, schedule, seed=seed)
 
 
 def federate(
@@ -175,7 +175,7 @@ class _Server:
         self.roster = roster
         self.schedule = schedule
         self.seed = seed
-        self.task = roster.common_task
+        self.task = algorithm.bind(roster.common_task)
         self.messages = algorithm.messages(self.task)
         self.trainable_clients = frozenset(roster.trainable_clients)
         self.everybody_trains = schedule.everybody_trains(algorithm)

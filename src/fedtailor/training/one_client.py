@@ -18,7 +18,7 @@ from fedtailor.core.task import Batch
 from fedtailor.training.batches import Batches, Plan, gather
 from fedtailor.training.optimizer import Optimizer, clip_factor
 from fedtailor.training.phase import Phase, collected
-from fedtailor.training.step_runner import StepBuffers, current_runner, write
+from fedtailor.training.step_runner import StepBuffers, StepFunction, current_runner, write
 
 
 class GradientSteps:
@@ -32,11 +32,14 @@ class GradientSteps:
         self.differentiated = [leaf.detach().requires_grad_() for leaf in self.trained]
         self.optimizer = Optimizer(phase.training, self.trained)
         self.loss_sum = torch.zeros((), dtype=self.trained[0].dtype if self.trained else None)
-        self.evaluate = buffers.prepare(self.loss_and_gradients)
 
-    def take(self, step: int, batch: Any, key: Key) -> Tensor | tuple[()]:
+    def function(self) -> StepFunction:
+        """Return what is evaluated in every step."""
+        return self.loss_and_gradients
+
+    def take(self, evaluate: StepFunction, step: int, batch: Any, key: Key) -> Tensor | tuple[()]:
         """Take one step; return the values to collect."""
-        loss, *rest = self.evaluate(batch, key)
+        loss, *rest = evaluate(batch, key)
         first_buffer = len(self.trained)
         first_output = first_buffer + len(self.model_buffers)
         gradients = rest[:first_buffer]
@@ -77,11 +80,14 @@ class CustomSteps:
         self.phase = phase
         self.buffers = buffers
         self.loss_sum = torch.zeros(())
-        self.evaluate = buffers.prepare(self.new_params)
 
-    def take(self, step: int, batch: Any, key: Key) -> Tensor | tuple[()]:
+    def function(self) -> StepFunction:
+        """Return what is evaluated in every step."""
+        return self.new_params
+
+    def take(self, evaluate: StepFunction, step: int, batch: Any, key: Key) -> Tensor | tuple[()]:
         """Take one step; return the values to collect."""
-        values = self.evaluate(batch, key)
+        values = evaluate(batch, key)
         count = len(self.buffers.params)
         write(self.buffers.params, values[:count])
         outputs = values[count:]
@@ -132,10 +138,13 @@ def train_one(
             steps = GradientSteps(phase, buffers)
         else:
             steps = CustomSteps(phase, buffers)
+        # kept here and not in the steps, which it refers to: a cycle would keep the tensors of finished phases alive
+        evaluate = buffers.prepare(steps.function())
         for step in range(count):
             first = step * per_step
             batches = tuple(source[first + number] for number in range(per_step))
-            outputs = steps.take(step, batches[0] if per_step == 1 else batches, key.at(numbers[step]))
+            batch = batches[0] if per_step == 1 else batches
+            outputs = steps.take(evaluate, step, batch, key.at(numbers[step]))
             if phase.collect == "all" or (phase.collect == "last" and first >= plan.last_epoch):
                 kept.add(outputs, batches)
         result = [*buffers.result(), torch.tensor(count), steps.loss_sum / max(count, 1)]

@@ -197,7 +197,7 @@ def _common_part(phase: Phase, params: Sequence[Tensor], context: Sequence[Tenso
     return (
         function,
         (task.model, task.num_classes, task.input_shape),
-        (phase.training, phase.purpose, torch.get_default_dtype()),
+        (phase.training, phase.task.training, phase.purpose, torch.get_default_dtype()),
         (tuple(tree.paths(phase.params)), tuple(tree.paths(phase.context))),
         tuple((leaf.shape, leaf.dtype) for leaf in params),
         tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in context),
