@@ -57,4 +57,5 @@ def _cache_folder(tmp_path_factory):
 def _clean_environment(monkeypatch, _cache_folder):
     """Keep a developer's own settings out of the tests, and what tests decode out of a developer's cache."""
     monkeypatch.delenv("FEDTAILOR_DATA", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)  # it would fold the tables
     monkeypatch.setenv("FEDTAILOR_CACHE", str(_cache_folder))

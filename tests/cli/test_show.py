@@ -19,7 +19,6 @@ from fedtailor.experiment.summary import wilson_interval
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.delenv("COLUMNS", raising=False)
     return tmp_path
 
 

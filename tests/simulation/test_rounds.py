@@ -271,7 +271,7 @@ def test_rounds_come_one_by_one(world):
 def test_impossible_participation_is_refused_before_anything_runs(world):
     recording = TracingEngine(Reference())
     schedule = Schedule(rounds=3, participation=Participation(plan="fixed", count=8))
-    with pytest.raises(ConfigError, match="asks for 8 clients a round, there are 7"):
+    with pytest.raises(ConfigError, match="asks for 8 clients a round, but there are only 7"):
         next(simulate(FedAvg(), world, recording, schedule, seed=1))
     assert recording.trace.outputs == []
 
@@ -297,7 +297,7 @@ def test_a_run_in_which_nobody_ever_delivers_is_an_error(float64):
     world = federation(perceptron())
     diverges = FedAvg(training=Training(lr=1e300, epochs=2))
     with pytest.raises(
-        RunError, match=r"round 1: the work of none of the \d+ clients can be used; client \d+: field 'model'"
+        RunError, match=r"round 1: none of the work of the \d+ clients can be used; client \d+: field 'model'"
     ):
         list(simulate(diverges, world, Reference(), Schedule(rounds=3), seed=0))
 

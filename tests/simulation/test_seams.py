@@ -121,7 +121,7 @@ def test_a_resumed_run_counts_the_rounds_without_update_of_the_first():
     assert [state.failing for state in states] == [frozenset(), trainable, trainable]
     assert [state.client_rounds for state in states] == [len(trainable)] * 3
     assert [state.participated for state in states] == [trainable] * 3
-    with pytest.raises(RunError, match="round 4: the work of none of the 6 clients can be used"):
+    with pytest.raises(RunError, match="round 4: none of the work of the 6 clients can be used"):
         next(federate(algorithm, world.roster, clients, schedule, seed=SEED, resume=states[-1]))
 
 
