@@ -71,10 +71,11 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _site_accuracy(site: Mapping[str, Any]) -> list[str]:
-    """Return the accuracy of a site and its interval; dashes if it has no test examples."""
+    """Return the accuracy of a site and its interval; a dash where there is none, as for a mean over seeds."""
     if "accuracy" not in site:
         return ["-", "-"]
-    return [percent(site["accuracy"]), _interval(site["accuracy_interval"])]
+    interval = _interval(site["accuracy_interval"]) if "accuracy_interval" in site else "-"
+    return [percent(site["accuracy"]), interval]
 
 
 def _interval(interval: Mapping[str, float]) -> str:
