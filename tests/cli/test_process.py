@@ -63,8 +63,9 @@ def test_every_command_is_covered_here():
 @pytest.mark.parametrize(
     ("request_to_end", "engine"),
     [
-        pytest.param(signal.SIGINT, "auto", id="ctrl-c"),  # it chooses processes
+        pytest.param(signal.SIGINT, "reference", id="ctrl-c"),
         pytest.param(signal.SIGTERM, "reference", id="terminate"),
+        pytest.param(signal.SIGINT, "auto", id="ctrl-c-processes", marks=pytest.mark.slow),  # auto chooses processes
         pytest.param(signal.SIGTERM, "auto", id="terminate-processes", marks=pytest.mark.slow),
     ],
 )

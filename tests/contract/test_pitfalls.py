@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from contract.cases import ALGORITHMS, TRAINING, build, cases, oracle, small_federation
+from contract.cases import ALGORITHMS, FULL, TRAINING, build, cases, oracle, small_federation
 from federations import Planned, federation, perceptron
 from fedtailor import make_config
 from fedtailor import run as run_experiment
@@ -168,12 +168,16 @@ def test_new_clients_get_a_model_that_was_trained(algorithm, model):
     """One generic fine-tuning for all methods evaluates, for some, a model that nothing trained."""
     separable = federation(perceptron(), (24, 36, 30, 40), (30, 24), distance=3.0, test_size=40)
     one = replace(build(algorithm), training=replace(TRAINING, epochs=5, lr=0.1, batch_size=5))
-    trace = run(one, Reference(), separable, rounds=8, evaluate_every=0, personalized_every=0)
     majority = [
         float((separable.test(client).labels() == separable.info(client).class_counts.argmax()).double().mean())
         for client in separable.new
     ]
-    assert accuracy(scores_of(trace, "personalized", "new")) > sum(majority) / 2 + 0.05
+    found = 0.0
+    for rounds in [8] if FULL else [3, 8]:  # most methods need fewer
+        if found <= sum(majority) / 2 + 0.05:
+            trace = run(one, Reference(), separable, rounds=rounds, evaluate_every=0, personalized_every=0)
+            found = accuracy(scores_of(trace, "personalized", "new"))
+    assert found > sum(majority) / 2 + 0.05
 
 
 @cases("test_data")

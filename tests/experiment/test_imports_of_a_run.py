@@ -24,7 +24,9 @@ def modules_after(folder, *arguments):
 def test_a_run_of_digits_loads_no_other_engine_and_no_other_data(tmp_path, engine):
     modules = modules_after(tmp_path, "-a", "fedavg", "-d", "digits", "--engine", engine)
     unused = ("data.corruptions", "data.own", "data.split_files", "data.plot")
-    unused += tuple(f"simulation.engines.{name}" for name in ("batched", "processes", "child", "wire", "tables"))
+    unused += tuple(
+        f"simulation.engines.{name}" for name in ("batched", "processes", "child", "mapped_tables", "worker_process")
+    )
     prefixes = tuple(f"fedtailor.{name}" for name in unused)
     assert [name for name in modules if name.startswith(prefixes)] == []
     assert [name for name in modules if name.startswith("fedtailor.algorithms.")] == ["fedtailor.algorithms.fedavg"]

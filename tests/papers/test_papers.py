@@ -78,6 +78,7 @@ def paper(name):
     return load_paper(name, FOLDER)
 
 
+@cache
 def all_cells(name):
     return [cell for table in paper(name).tables for cell in cells(paper(name), table)]
 
@@ -88,32 +89,37 @@ def small(tmp_path, text=SMALL):
     return load_paper("small", tmp_path)
 
 
+@cache
+def configurations(name):
+    """Return every cell of a paper with its configuration."""
+    return [(cell, make_config(cell.values)) for cell in all_cells(name)]
+
+
 def test_the_papers_are_there():
     assert paper_names(FOLDER) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_cell_is_a_valid_configuration(name):
-    for cell in all_cells(name):
-        config = make_config(cell.values)
+    for _, config in configurations(name):
         assert config.data.partition and config.data.dataset in DATASETS
         assert (config.algorithm.name in TABLE) != (config.algorithm.name in BASELINES), config.algorithm.name
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_algorithm_that_exists_takes_its_options(name):
-    for cell in all_cells(name):
+    for cell, config in configurations(name):
         if cell.values["algorithm"]["name"] in TABLE:
-            algorithm = make_algorithm(make_config(cell.values))
+            algorithm = make_algorithm(config)
             assert algorithm.training.batch_size == cell.values["training"]["batch_size"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_model_that_exists_can_be_built(name):
     built = {}
-    for cell in all_cells(name):
+    for cell, config in configurations(name):
         dataset = cell.values["data"]["dataset"]
-        model = make_config(cell.values).model
+        model = config.model
         shape = SHAPES.get(dataset, (3, 32, 32))
         classes = CLASSES.get(dataset, 10)
         built[model.name, str(model.options), shape, classes] = model
