@@ -34,7 +34,9 @@ def simulate(
     seed: int,
     storage: Storage = in_memory,
 ) -> Iterator[RoundReport]:
-    """Run an algorithm on a federation in this process; yield a report after every round.
+    """Run an algorithm on a federation in this process; return an iterator with a report after every round.
+
+    The engine begins a new run at this call, so finish one run before you start the next on the same engine.
 
     Args:
         algorithm: what is run.
@@ -49,7 +51,7 @@ def simulate(
         RunError: the work of every client of a round failed.
     """
     clients = LocalClients(algorithm, federation, engine, seed=seed, storage=storage)
-    yield from federate(algorithm, federation.roster, clients, schedule, seed=seed)
+    return federate(algorithm, federation.roster, clients, schedule, seed=seed)
 
 
 def federate(
