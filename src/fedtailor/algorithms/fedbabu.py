@@ -85,7 +85,8 @@ class FedBABU(Algorithm[ServerState, Params, FineTuned]):
 
     def init_server(self, task: Task, key: Key) -> ServerState:
         """Start from the common initialization."""
-        return ServerState(body=task.initial(key, *BODY), head=task.initial(key, "head"))
+        model = task.initial(key)
+        return ServerState(body=task.pick(model, *BODY), head=task.pick(model, "head"))
 
     def init_client(self, task: Task, info: ClientInfo, key: Key) -> Params:
         """Make the head that all clients share."""

@@ -147,7 +147,8 @@ class PFedMe(Algorithm[ServerState, tuple[()], FineTuned]):
 
     def init_server(self, task: Task, key: Key) -> ServerState:
         """Start from the common initialization."""
-        return ServerState(task.initial(key, *TRAINED), task.initial(key, "buffer"))
+        model = task.initial(key)
+        return ServerState(task.pick(model, *TRAINED), task.pick(model, "buffer"))
 
     def local_update(
         self, task: Task, download: Download[ServerState], state: tuple[()], data: ClientData, key: Key

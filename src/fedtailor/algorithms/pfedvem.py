@@ -196,21 +196,23 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
 
     def init_server(self, task: Task, key: Key) -> ServerState:
         """Start from the common body and a standard normal head."""
-        like = task.initial(key, "head")
+        model = task.initial(key)
+        like = task.pick(model, "head")
         noise = normal(key.common("head"), (1, gaussian_heads.head_size(like)))
         zeros = tree.map(torch.zeros_like, like)
         ones = tree.map(torch.ones_like, like)
         drawn = gaussian_heads.draw_heads(zeros, ones, noise)
         head = {name: leaf[0] for name, leaf in drawn.items()}
-        return ServerState(task.initial(key, *BODY), head)
+        return ServerState(task.pick(model, *BODY), head)
 
     def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
         """Start with the initial deviations; the means come with the first download."""
-        mean = task.initial(key, "head")
+        model = task.initial(key)
+        mean = task.pick(model, "head")
         raw = {name: torch.full_like(leaf, gaussian_heads.raw_of(self.initial_scale)) for name, leaf in mean.items()}
         body: Params | tuple[()] = ()
         if self.evaluated_body == "local":
-            body = task.initial(key, *BODY)
+            body = task.pick(model, *BODY)
         return ClientState(gaussian_heads.HeadPosterior(mean, raw), body, torch.zeros(()))
 
     def local_update(
