@@ -54,11 +54,23 @@ def own_algorithm(folder, monkeypatch):
     return check
 
 
+def runnable_cases():
+    """Return the commands as parameters; of those with equal words and options, all but the first are slow."""
+    seen = set()
+    cases = []
+    for line in RUNNABLE:
+        words = shlex.split(line)[1:]
+        shape = (*words[:2], *sorted(word for word in words if word.startswith("-")))
+        cases.append(pytest.param(line, marks=[pytest.mark.slow] if shape in seen else []))
+        seen.add(shape)
+    return cases
+
+
 def test_there_are_commands_to_test():
     assert len(RUNNABLE) >= 8
 
 
-@pytest.mark.parametrize("line", RUNNABLE)
+@pytest.mark.parametrize("line", runnable_cases())
 def test_commands_work_as_written(line, tmp_path, monkeypatch, capsys):
     if "package.module" in line or re.search(r"\b[A-Z]{4,}\b", line):
         pytest.skip("a placeholder")

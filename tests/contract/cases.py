@@ -42,26 +42,34 @@ EXEMPTIONS: dict[tuple[str, str], Exemption] = {
 }
 """(algorithm, check), or (algorithm, check-model) for one kind of model; an exemption whose check passes is wrong."""
 
+TAKE_SECONDS = {("pfedbayes", "new_clients_learn")}
+"""(algorithm, check) that only ``make test-all`` runs."""
 
-def cases(check, models=("mlp",), some=(), **varied):
+
+def cases(check, models=("mlp",), some=(), every=1, **varied):
     """Return the parameters of a check: algorithms and models; those with an exemption are expected to fail.
 
     Args:
         check: the name of the check.
         models: the kinds of models. If ``FULL``, all kinds.
         some: kinds of models for every fourth algorithm only.
+        every: 2 takes every second algorithm, and so on. If ``FULL``, all.
         varied: one more parameter, with its values. A case has one of the values, in turn. If ``FULL``, it has all.
     """
 
     def case(algorithm, model, *more):
         exemption = EXEMPTIONS.get((algorithm, check)) or EXEMPTIONS.get((algorithm, f"{check}-{model}"))
         marks = [pytest.mark.xfail(strict=True, reason=exemption.reason)] if exemption else []
+        if (algorithm, check) in TAKE_SECONDS:
+            marks.append(pytest.mark.slow)
         words = [algorithm, model, *(str(getattr(value, "name", value)) for value in more)]
         return pytest.param(algorithm, model, *more, marks=marks, id="-".join(words))
 
     values = next(iter(varied.values()), ())
     parameters = []
     for turn, algorithm in enumerate(ALGORITHMS):
+        if not FULL and turn % every:
+            continue
         for model in TASKS if FULL else models + (some if turn % 4 == 0 else ()):
             if not varied:
                 parameters.append(case(algorithm, model))

@@ -49,7 +49,11 @@ from fedtailor.algorithms.fedavg import FedAvg
 
 @pytest.mark.parametrize(
     "algorithm",
-    [FedAvg, FedAvgFT(finetune_epochs=1), pytest.param("pfedfda", marks=pytest.mark.slow)],
+    [
+        FedAvg,
+        pytest.param(FedAvgFT(finetune_epochs=1), marks=pytest.mark.slow),
+        pytest.param("pfedfda", marks=pytest.mark.slow),
+    ],
     ids=["class", "one", "name"],
 )
 def test_sound_algorithms(algorithm):

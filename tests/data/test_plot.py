@@ -72,6 +72,7 @@ def test_bubbles_never_touch() -> None:
     assert gaps.min() < 1e-6 or radii.max() == pytest.approx(10)
 
 
+@pytest.mark.slow
 def test_more_than_a_page_holds_is_left_out_and_said() -> None:
     specification = bubbles(np.ones((130, 200), int), title="many").to_dict()
     assert len(values_of(specification)[0]) == 10_000  # beyond Altair's limit for tables
@@ -277,6 +278,7 @@ def test_nothing_global_is_changed_and_altair_comes_late() -> None:
     assert done.stdout.strip() == "False", done.stderr
 
 
+@pytest.mark.slow
 def test_a_long_title_gets_lines_that_fit_and_a_short_one_stays(tmp_path: Path) -> None:
     title = "digits: training examples per client and class, dirichlet(alpha=0.5, min_size=10)"
     narrow = bubbles(np.ones((2, 3), int), title=title).to_dict()["title"]["text"]

@@ -233,6 +233,7 @@ print(record["split_sha256"], record["data_sha256"])
 """
 
 
+@pytest.mark.slow
 def test_digests_are_the_same_in_every_process() -> None:
     def run(hash_seed: str) -> str:
         environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -20,7 +20,7 @@ def modules_after(folder, *arguments):
     return [line.strip() for line in done.stdout.splitlines() if line.startswith("fedtailor.")]
 
 
-@pytest.mark.parametrize("engine", ["reference", "auto"])
+@pytest.mark.parametrize("engine", [pytest.param("reference", marks=pytest.mark.slow), "auto"])
 def test_a_run_of_digits_loads_no_other_engine_and_no_other_data(tmp_path, engine):
     modules = modules_after(tmp_path, "-a", "fedavg", "-d", "digits", "--engine", engine)
     unused = ("data.corruptions", "data.own", "data.split_files", "data.plot")

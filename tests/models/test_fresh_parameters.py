@@ -108,5 +108,6 @@ def test_engines_agree_on_fresh_parameters(algorithm, monkeypatch):
         assert_close_runs(expected, run(one, Batched(block), clients))
 
 
+@pytest.mark.slow
 def test_an_algorithm_that_draws_fresh_parameters_is_sound():
     assert check_algorithm(Fresh) == []

@@ -219,6 +219,7 @@ def test_processes_end_when_their_parent_is_killed(tmp_path):
     wait_until(lambda: not list(tmp_path.glob("fedtailor-*")))
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_interpreter_without_a_word(tmp_path):
     with parent(tmp_path, "look") as process:
         assert process.communicate(timeout=60) == ("done\n", "this must not disturb the answers\n")
@@ -337,6 +338,7 @@ def test_the_longest_starts_first():
     assert order == [2, 4, 0, 5, 3, 1]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_sent_later_is_named_too(pool, monkeypatch):
     refused(lambda: pool.map(programs.total, COMMON, [job(3, state=(lambda: 0,))]), "state of client 3")
     ghost = ModuleType("ghost")
@@ -345,6 +347,7 @@ def test_what_cannot_be_sent_later_is_named_too(pool, monkeypatch):
     refused(lambda: pool.map(ghost.program, COMMON, [job(0)]), "No module named 'ghost'")
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_while_its_process_starts_runs_nothing(monkeypatch):
     """An interruption finds no process to end yet; the one that comes then must not work for minutes."""
     worker = WorkerProcess()

@@ -10,7 +10,9 @@ from fedtailor.training.step_runner import PLAIN, current_runner, steps_run_by
 from simulation.engines.programs import job, runner_is_new
 
 
-@pytest.mark.parametrize("make", [Workers, Processes], ids=["workers", "processes"])
+@pytest.mark.parametrize(
+    "make", [Workers, pytest.param(Processes, marks=pytest.mark.slow)], ids=["workers", "processes"]
+)
 def test_a_runner_lasts_as_long_as_a_run(make):
     engine = make(1)
     for _ in range(2):
