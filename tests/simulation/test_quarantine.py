@@ -125,7 +125,7 @@ def test_the_result_is_that_of_the_cohort_without_the_client(world, fault, engin
 
 
 @pytest.mark.parametrize("engine", [Reference(), Workers(2)], ids=lambda engine: engine.name)
-def test_rows_at_the_server_are_kept(world, engine):
+def test_values_at_the_server_are_kept(world, engine):
     broken = run(FaultyPAC(training=TRAINING), engine, world, rounds=3)
     absent = run(FedPAC(training=TRAINING), engine, world, rounds=3, participation=without_faulty())
     assert_same_bits(numbers(broken), numbers(absent))

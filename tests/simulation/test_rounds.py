@@ -235,7 +235,7 @@ def test_states_advance_only_where_a_client_trained(world):
     assert not torch.equal(heads[2]["head.weight"], heads[3]["head.weight"])
 
 
-def test_own_rows_stay_until_the_next_ones(world):
+def test_per_client_values_stay_until_the_next_ones(world):
     plan = Planned(cohorts={2: [2, 3]})
     record = run(FedPAC(training=TRAINING), Reference(), world, rounds=3, participation=plan)
     models = {r: record.of("personalize")[r, 4][0].model for r in (1, 2, 3)}

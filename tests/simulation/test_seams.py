@@ -148,9 +148,9 @@ class Sites:
     def accept(self, client):
         self.sites[client].accept(client)
 
-    def update_rows(self, rows):
-        for client, row in rows.items():
-            self.sites[client].update_rows({client: row})
+    def update_per_client(self, values):
+        for client, value in values.items():
+            self.sites[client].update_per_client({client: value})
 
     def score(self, request, model, clients, round):
         for client in clients:

@@ -340,7 +340,7 @@ def test_the_reference_engine_takes_every_step_as_it_is(at_once, world):
 
     first, *_ = Reference().map(program, (), [job] * 3)
     assert kept() == []
-    assert_same_bits(first, program(job.task, (), job.row))
+    assert_same_bits(first, program(job.task, (), job.inputs))
     assert len(kept()) == 1
 
 

@@ -340,7 +340,7 @@ def test_the_longest_starts_first():
 def test_what_cannot_be_sent_later_is_named_too(pool, monkeypatch):
     refused(lambda: pool.map(programs.total, COMMON, [job(3, state=(lambda: 0,))]), "state of client 3")
     ghost = ModuleType("ghost")
-    exec("def program(task, common, row): pass", ghost.__dict__)
+    exec("def program(task, common, inputs): pass", ghost.__dict__)
     monkeypatch.setitem(sys.modules, "ghost", ghost)
     refused(lambda: pool.map(ghost.program, COMMON, [job(0)]), "No module named 'ghost'")
 
