@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributions import Normal, kl_divergence
 
-from federations import federation, module, perceptron
+from federations import make_federation, module, perceptron
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Batch
 from fedtailor.statistics import gaussian_heads as heads
@@ -83,8 +83,8 @@ def test_losses_and_probabilities_are_averaged_over_heads():
 
 
 def test_draws_of_a_whole_model_pass_buffers_on_and_have_dropout_of_their_own():
-    world, key = federation(module()), new_key(7)
-    task, batch = world.common_task, Batch(world.x[:8], world.y[:8], torch.ones(8))
+    federation, key = make_federation(module()), new_key(7)
+    task, batch = federation.common_task, Batch(federation.x[:8], federation.y[:8], torch.ones(8))
     mean = task.model.init(new_key(1))
     trained = task.pick(mean, "body", "head", "extra")
     model = heads.HeadPosterior(mean, {name: torch.full_like(leaf, -3.0) for name, leaf in trained.items()})
