@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtailor.algorithms import _beta_search as interpolation
+from fedtailor.algorithms import _beta_search
 from fedtailor.core.engine import Failure
 from fedtailor.core.federation import ExampleSet, Federation, Split
 from fedtailor.core.rng import new_key
@@ -15,7 +15,7 @@ from fedtailor.core.task import Task
 from fedtailor.models.mlp import mlp
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import simulate
-from fedtailor.training import blocks as local
+from fedtailor.training import blocks
 
 CLASSES, INPUTS, HIDDEN = 3, 3, 4
 LABELS = ([0, 0, 1, 0, 2, 0, 1, 0, 1, 0, 2, 1, 0], [1, 1, 2, 1, 1, 1, 1])
@@ -103,8 +103,8 @@ class Recorder:
         self.reports = []
         self.current = Visit(())
         for module, name, keep in (
-            (local, "plan_batches", self._keep_plan),
-            (interpolation, "stratified_folds", self._keep_folds),
+            (blocks, "plan_batches", self._keep_plan),
+            (_beta_search, "stratified_folds", self._keep_folds),
             (ExampleSet, "keep", self._keep_kept),
         ):
             original = getattr(module, name)

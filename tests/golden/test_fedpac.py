@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from federations import Planned
-from fedtailor.algorithms import _head_mixing as mixing
+from fedtailor.algorithms import _head_mixing
 from fedtailor.algorithms.fedpac import FedPAC
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core.adaptation import describe
@@ -213,7 +213,7 @@ def test_a_client_alone_keeps_its_own_head(recorder):
 
 def test_clients_whose_program_fails_keep_their_own_heads(recorder, monkeypatch):
     """Pitfall: a failure must not hand out another client's head; here the cohort's ids are not 0, 1, ..."""
-    monkeypatch.setattr(mixing, "least_quadratic", lambda p: torch.full(p.shape[:2], torch.nan, dtype=p.dtype))
+    monkeypatch.setattr(_head_mixing, "least_quadratic", lambda p: torch.full(p.shape[:2], torch.nan, dtype=p.dtype))
     federation = harness.make_federation(THREE)
     recorder.run(FedPAC(training=TRAINING), federation, rounds=1, participation=Planned(cohorts={1: [1, 2]}))
     for client in (1, 2):

@@ -14,7 +14,7 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.core.noise import normal
 from fedtailor.core.rng import Key, new_key
 from fedtailor.core.task import Batch, Training
-from fedtailor.statistics import bottleneck as stochastic
+from fedtailor.statistics import bottleneck
 from fedtailor.statistics.bottleneck import GaussianModel
 from golden import harness
 from golden.cr import HEAD, encode, likelihood, sampled, step
@@ -191,7 +191,7 @@ def test_without_deviation_and_weights_it_is_fedavg(monkeypatch):
         return params | {"gaussian.bias": quiet}
 
     monkeypatch.setattr(GaussianModel, "init", init)
-    monkeypatch.setattr(stochastic, "LEAST_DEVIATION", 0.0)
+    monkeypatch.setattr(bottleneck, "LEAST_DEVIATION", 0.0)
     one = FedSR(training=WHOLE, latent_dim=V, l2_weight=0.0, cmi_weight=0.0)
     assert "FedAvg" in one.warnings(federation.common_task)[0]
     task = federation.common_task

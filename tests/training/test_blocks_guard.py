@@ -7,11 +7,11 @@ import types
 import pytest
 import torch
 
-import fedtailor.training.blocks as local
 from both_ways import key_of, one_by_one, stacked
 from federations import make_federation, perceptron
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
+from fedtailor.training import blocks
 from fedtailor.training.blocks import forward, train
 from fedtailor.training.losses import classification_loss, cross_entropy
 from fedtailor.training.phase import refuse_captured_tensors
@@ -141,7 +141,7 @@ def test_what_would_go_wrong(federation, monkeypatch):
 
     with pytest.raises(TypeError, match="partial argument 'scale'"):
         stacked(captured, federation, CLIENTS, scales)
-    monkeypatch.setattr(local, "refuse_captured_tensors", lambda function: None)
+    monkeypatch.setattr(blocks, "refuse_captured_tensors", lambda function: None)
     right = torch.stack(one_by_one(passed, federation, CLIENTS, scales))
     assert torch.allclose(torch.stack(stacked(passed, federation, CLIENTS, scales)), right, rtol=0, atol=1e-12)
     assert torch.equal(torch.stack(one_by_one(captured, federation, CLIENTS, scales)), right)
