@@ -50,10 +50,10 @@ def main() -> None:
     unshifted = {name: value for name, value in cell.values["data"].items() if name != "shift"}
     parts = assemble(make_config(cell.values, given), 0)
     clean = assemble(make_config({**cell.values, "data": unshifted}, given), 0)
-    world = mismatched(parts.federation, clean.federation)
-    for report in simulate(parts.algorithm, world, parts.engine, parts.config.schedule, seed=0):
+    federation = mismatched(parts.federation, clean.federation)
+    for report in simulate(parts.algorithm, federation, parts.engine, parts.config.schedule, seed=0):
         sys.stderr.write(f"\rround {report.round} of {parts.config.schedule.rounds}")
-    metrics, _ = summary.final_metrics(summary.round_record(report, world))
+    metrics, _ = summary.final_metrics(summary.round_record(report, federation))
     scores: dict[str, Any] = {
         point: {
             "accuracy": found["accuracy"],

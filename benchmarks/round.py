@@ -94,7 +94,7 @@ class Clock:
         return timed
 
 
-def federation(task: Task, alpha: float) -> Federation:
+def make_federation(task: Task, alpha: float) -> Federation:
     """Return clients with random images; their sizes follow from the proportions of classes."""
     generator = torch.Generator().manual_seed(0)
     draw = np.random.default_rng(0)
@@ -115,15 +115,15 @@ def federation(task: Task, alpha: float) -> Federation:
     return Federation(x, y, splits, task)
 
 
-def whole_rounds(algorithm: Any, world: Federation, rounds: int, engine: Any) -> dict[str, float]:
+def whole_rounds(algorithm: Any, federation: Federation, rounds: int, engine: Any) -> dict[str, float]:
     """Return median seconds of training a round, of the server, and of personalizing and scoring all clients."""
     schedule = Schedule(rounds=rounds + 1, evaluate_every=0, personalized_every=1)
-    reports = list(simulate(algorithm, world, engine, schedule, seed=0))[1:]
+    reports = list(simulate(algorithm, federation, engine, schedule, seed=0))[1:]
     kinds = ("train", "aggregate", "evaluate")
     return {kind: statistics.median(report.seconds[kind] for report in reports) for kind in kinds}
 
 
-def shares(name: str, algorithm: Any, world: Federation) -> dict[str, dict[str, float]]:
+def shares(name: str, algorithm: Any, federation: Federation) -> dict[str, dict[str, float]]:
     """Return seconds by function of one client's round and of its personal model, in one thread."""
     torch.set_num_threads(1)
     clock = Clock()
@@ -141,7 +141,7 @@ def shares(name: str, algorithm: Any, world: Federation) -> dict[str, dict[str, 
     for place, attribute, timed in places:
         setattr(place, attribute, timed)
     try:
-        return _one_client(algorithm, world, clock)
+        return _one_client(algorithm, federation, clock)
     finally:
         for place, attribute, original in originals:
             setattr(place, attribute, original)
@@ -160,12 +160,12 @@ def _timed_namespace(module: ModuleType, clock: Clock) -> SimpleNamespace:
     return SimpleNamespace(**names)
 
 
-def _one_client(algorithm: Any, world: Federation, clock: Clock) -> dict[str, dict[str, float]]:
+def _one_client(algorithm: Any, federation: Federation, clock: Clock) -> dict[str, dict[str, float]]:
     key = new_key(0)
-    info = world.info(0)
-    server = algorithm.init_server(world.common_task, key)
-    state = algorithm.init_client(world.common_task, info, key)
-    own = algorithm.init_per_client(world.common_task, info, key)
+    info = federation.info(0)
+    server = algorithm.init_server(federation.common_task, key)
+    state = algorithm.init_client(federation.common_task, info, key)
+    own = algorithm.init_per_client(federation.common_task, info, key)
     found = {}
     programs = {
         "train": client_program(algorithm, TrainRequest()),
@@ -174,12 +174,12 @@ def _one_client(algorithm: Any, world: Federation, clock: Clock) -> dict[str, di
     runner = ReplayRunner()
     for what, program in programs.items():
         shared = algorithm.broadcast(server, Cohort(torch.arange(CLIENTS), CLIENTS, 1, 2))
-        common = SharedInputs(world.x, world.y, world.scale, torch.tensor(0), torch.tensor(1), shared)
+        common = SharedInputs(federation.x, federation.y, federation.scale, torch.tensor(0), torch.tensor(1), shared)
         for _ in range(3):  # the first run warms up; in the second, small steps are recorded
             clock.seconds.clear()
             clock.last = time.perf_counter()
-            inputs = client_inputs(0, world.splits[0], info, state, own)
-            job = Job(0, world.common_task, inputs, len(inputs.train.rows))
+            inputs = client_inputs(0, federation.splits[0], info, state, own)
+            job = Job(0, federation.common_task, inputs, len(inputs.train.rows))
             output = run_job(program, common, job, runner)
             clock._switch()
         assert not isinstance(output, Failure), output
@@ -198,12 +198,12 @@ def _fixed(name: str, *_: Any) -> str:
     return name
 
 
-def measure(name: str, world: Federation, rounds: int, engines: dict[str, Any]) -> dict[str, Any]:
+def measure(name: str, federation: Federation, rounds: int, engines: dict[str, Any]) -> dict[str, Any]:
     """Return the record of one algorithm."""
     options = {"prediction_samples": 18} if name == "fedcr" else {}
     algorithm = dataclasses.replace(load_algorithm(name)(training=TRAINING), **options)
-    seconds = {engine: whole_rounds(algorithm, world, rounds, each) for engine, each in engines.items()}
-    parts = shares(name, algorithm, world)
+    seconds = {engine: whole_rounds(algorithm, federation, rounds, each) for engine, each in engines.items()}
+    parts = shares(name, algorithm, federation)
     steps = sum(value for part, value in parts["train"].items() if part.startswith(("steps", "noise")))
     return {"seconds": seconds, "outside_steps": 1 - steps / sum(parts["train"].values()), "one_client": parts}
 
@@ -234,10 +234,10 @@ def main() -> None:
     if unknown := sorted(set(names) - set(TABLE)):
         parser.error(f"--algorithms: unknown: {', '.join(unknown)}; known: {', '.join(TABLE)}")
     shape = MODELS[arguments.model].shape
-    world = federation(Task(build_model(arguments.model, shape, CLASSES), CLASSES, shape), arguments.alpha)
+    federation = make_federation(Task(build_model(arguments.model, shape, CLASSES), CLASSES, shape), arguments.alpha)
     before = os.getloadavg()[0]
     engines = {name: build_engine(EngineOptions(name=name)) for name in arguments.engines.split(",")}
-    found = {name: measure(name, world, arguments.rounds, engines) for name in names}
+    found = {name: measure(name, federation, arguments.rounds, engines) for name in names}
     for engine in engines.values():
         engine.close()
     record = {

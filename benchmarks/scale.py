@@ -43,7 +43,7 @@ def write_images(path: Path, clients: int) -> None:
             file.write(draw.integers(0, 256, min(1000, clients - start) * each, dtype=np.uint8).tobytes())
 
 
-def federation(path: Path, clients: int) -> Any:
+def make_federation(path: Path, clients: int) -> Any:
     """Return a federation whose images are those of the file."""
     import numpy as np
     import torch
@@ -75,13 +75,13 @@ def measure(name: str, clients: int, rounds: int, path: Path) -> dict[str, float
 
     training = Training(lr=0.01, epochs=1, batch_size=10)
     start = time.perf_counter()
-    world = federation(path, clients)
+    federation = make_federation(path, clients)
     plan = Participation(plan="fixed", count=COHORT, full_last_round=False)
     schedule = Schedule(rounds=10**6, participation=plan, evaluate_every=0)
     with tempfile.TemporaryDirectory() as folder:
         running = simulate(
             load_algorithm(name)(training=training),
-            world,
+            federation,
             Workers(),
             schedule,
             seed=0,

@@ -11,7 +11,7 @@ from fedtailor.testing.federations import (
     SIZES,
     TASKS,
     convolutional,
-    federation,
+    make_federation,
     module,
     perceptron,
 )
@@ -23,7 +23,7 @@ __all__ = [
     "TASKS",
     "Planned",
     "convolutional",
-    "federation",
+    "make_federation",
     "module",
     "perceptron",
 ]

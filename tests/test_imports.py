@@ -1,11 +1,11 @@
-"""Imports between the rooms of the package follow the map of tools/import_map.py, and go round in no circle."""
+"""Imports between the packages of the code follow the map of tools/import_map.py, and go round in no circle."""
 
 import sys
 
 import pytest
 
 import import_map
-from import_map import LAYERS, MAY_IMPORT, SOURCE, TORCH_FREE, imported_names, room_of
+from import_map import LAYERS, MAY_IMPORT, SOURCE, TORCH_FREE, imported_names, package_of
 
 RULES = {**MAY_IMPORT, **import_map.ENTRANCES}
 MODULES = import_map.modules()
@@ -21,36 +21,36 @@ def is_within(module, place):
 
 
 def test_the_map_names_every_room():
-    rooms = {room_of(module) for module in MODULES}
-    assert rooms <= set(RULES), "say in tools/import_map.py what the new room may import"
-    assert set(RULES) <= rooms, "a room of the map is gone"
+    packages = {package_of(module) for module in MODULES}
+    assert packages <= set(RULES), "say in tools/import_map.py what the new package may import"
+    assert set(RULES) <= packages, "a package of the map is gone"
 
 
 def test_the_layers_hold_every_room_once():
-    assert [room for layer in LAYERS for room in layer] == list(MAY_IMPORT)
+    assert [package for layer in LAYERS for package in layer] == list(MAY_IMPORT)
 
 
 def test_the_arrows_of_the_map_point_down():
-    height = {room: number for number, layer in enumerate(reversed(LAYERS)) for room in layer}
+    height = {package: number for number, layer in enumerate(reversed(LAYERS)) for package in layer}
     upward = {
-        (room, room_of(place))
-        for room, places in MAY_IMPORT.items()
+        (package, package_of(place))
+        for package, places in MAY_IMPORT.items()
         for place in places
-        if height[room_of(place)] >= height[room]
+        if height[package_of(place)] >= height[package]
     }
     assert upward == set()
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_follow_the_map(module):
-    room = room_of(module)
-    allowed = RULES[room] | {room}
+    package = package_of(module)
+    allowed = RULES[package] | {package}
     wrong = [
         other
         for other in sorted(import_map.imported_modules(module))
         if not any(is_within(other, place) for place in allowed)
     ]
-    assert wrong == [], f"{room} may import {sorted(RULES[room])}"
+    assert wrong == [], f"{package} may import {sorted(RULES[package])}"
 
 
 METHODS = [module for module in MODULES if is_within(module, "algorithms") and module != "algorithms"]
@@ -73,7 +73,7 @@ def test_circles_are_found(monkeypatch):
     assert import_map.circles() == [["a", "b", "c"], ["d", "e"]]
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if room_of(name) in {"core", "training", "statistics"}])
+@pytest.mark.parametrize("module", [name for name in MODULES if package_of(name) in {"core", "training", "statistics"}])
 def test_core_uses_few_libraries(module):
     assert libraries_of(module) - set(sys.stdlib_module_names) <= CORE_LIBRARIES
 
@@ -99,7 +99,7 @@ def test_nothing_loads_code_from_data(module):
 
 def test_pickle_has_one_user():
     users = [module for module in MODULES if "pickle" in libraries_of(module)]
-    assert len(users) <= 1 and all(room_of(user) == "data" for user in users), users
+    assert len(users) <= 1 and all(package_of(user) == "data" for user in users), users
 
 
 def test_every_file_is_a_module_of_the_map():

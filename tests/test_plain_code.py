@@ -13,7 +13,7 @@ FILES = [
 ]
 
 
-def room_of(path):
+def package_of(path):
     if plain_code.SOURCE in path.parents:
         return path.relative_to(plain_code.SOURCE).parts[0].removesuffix(".py")
     return path.relative_to(plain_code.ROOT).parts[0]
@@ -24,9 +24,9 @@ def packed(path):
     return [f"{path.relative_to(plain_code.ROOT)}:{node.lineno}: {ast.unparse(node)}" for node in nodes]
 
 
-@pytest.mark.parametrize("room", sorted({room_of(path) for path in FILES}))
-def test_no_packed_assignments(room):
-    found = [line for path in sorted(FILES) if room_of(path) == room for line in packed(path)]
+@pytest.mark.parametrize("package", sorted({package_of(path) for path in FILES}))
+def test_no_packed_assignments(package):
+    found = [line for path in sorted(FILES) if package_of(path) == package for line in packed(path)]
     assert found == [], "one statement a line"
 
 

@@ -1,29 +1,29 @@
-"""The page docs/architecture.md and its picture, from the import map and the docstrings of the rooms."""
+"""The page docs/architecture.md and its picture, from the import map and the docstrings of the packages."""
 
 import ast
 import html
 from functools import cache
 
 from docstrings import inline
-from import_map import LAYERS, MAY_IMPORT, ROOT, modules, room_of
+from import_map import LAYERS, MAY_IMPORT, ROOT, modules, package_of
 
 INTRODUCTION = """# Architecture
 
-The package is divided into rooms: the folders and single modules of `src/fedtailor`. Imports go one way, from a room to
-rooms below it. A test checks every import against this map, and that there are no circular imports.
+The code is divided into packages: the folders and single modules of `src/fedtailor`. Imports go one way, from a package
+to packages below it. A test checks every import against this map, and that there are no circular imports.
 
-![Rooms of the package, and which imports which](architecture.svg)
+![The packages, and which imports which](architecture.svg)
 
-An arrow leads from a room to a room that it imports; arrows implied by others are left out. Everything may
+An arrow leads from a package to a package that it imports; arrows implied by others are left out. Everything may
 import `core`.
 
 **The idea.** An algorithm is the program of *one* client plus the arithmetic of the server, written as pure functions
 over trees of tensors. Engines decide how many clients run at once. No algorithm has a client axis, padding, a device or
 a loop over clients.
 
-## The rooms
+## The packages
 
-| room | what it is | it may import |
+| package | what it is | it may import |
 |---|---|---|
 """
 PATH = (
@@ -149,7 +149,7 @@ PLACES = (
 """What one may want to add, where it goes, how, and where its tests are."""
 
 BESIDE = {
-    "tests": "one folder for each room; `tests/golden` compares methods with NumPy transcriptions of their papers",
+    "tests": "one folder for each package; `tests/golden` compares methods with their papers, written again in NumPy",
     "docs": "these pages; `make docs` writes those that follow from code or records",
     "tools": "the writers of pages, the map of imports, the check for packed code",
     "benchmarks": "measurements of speed and accuracy, with their records",
@@ -170,7 +170,7 @@ COLUMNS = {
     "training": 2.5,
     "core": 1.5,
 }
-"""Where a room stands in its layer, in the picture."""
+"""Where a package stands in its layer, in the picture."""
 
 BOX = (150, 44)
 STEP = (190, 92)
@@ -179,7 +179,9 @@ MARGIN = 24
 
 def pages() -> dict[str, str]:
     """Return the texts of the page and of its picture by their paths below docs."""
-    rooms = "".join(f"| `{room}` | {sentence(room)} | {imports(room)} |\n" for layer in layers() for room in layer)
+    packages = "".join(
+        f"| `{package}` | {sentence(package)} | {imports(package)} |\n" for layer in layers() for package in layer
+    )
     beside = "".join(f"* [`{folder}`](../{folder}): {words}\n" for folder, words in BESIDE.items())
     path = "".join(f"{number}. {link(target)}: {words}\n" for number, (target, words) in enumerate(PATH, start=1))
     calls = "".join(f"{number}. {link(target)}: {words}\n" for number, (target, words) in enumerate(CALLS, start=1))
@@ -188,7 +190,7 @@ def pages() -> dict[str, str]:
         for what, targets, how, tests in PLACES
     )
     text = (
-        f"{INTRODUCTION}{rooms}\nBeside the package:\n\n{beside}\n"
+        f"{INTRODUCTION}{packages}\nBeside these packages:\n\n{beside}\n"
         "## How the data flow\n\nNothing flows back except a download. Every stop is a value that can be printed, "
         f"saved and compared.\n\n{path}\n"
         "## From the command to the gradient\n\nThe calls of `fedtailor run -a fedavg` with the engine `reference`. A "
@@ -200,22 +202,22 @@ def pages() -> dict[str, str]:
 
 
 def layers() -> list[list[str]]:
-    """Return the rooms that exist, by layer."""
-    there = {room_of(module) for module in modules()}
-    return [[room for room in layer if room in there] for layer in LAYERS if set(layer) & there]
+    """Return the packages that exist, by layer."""
+    there = {package_of(module) for module in modules()}
+    return [[package for package in layer if package in there] for layer in LAYERS if set(layer) & there]
 
 
-def sentence(room: str) -> str:
-    """Return the first paragraph of a room's docstring."""
-    docstring = ast.get_docstring(ast.parse(modules()[room].read_text())) or ""
+def sentence(package: str) -> str:
+    """Return the first paragraph of a package's docstring."""
+    docstring = ast.get_docstring(ast.parse(modules()[package].read_text())) or ""
     return inline(docstring.split("\n\n")[0].replace("\n", " "))
 
 
-def imports(room: str) -> str:
-    """Say what a room may import."""
-    there = {room_of(module) for module in modules()}
-    places = [place for place in sorted(MAY_IMPORT[room]) if room_of(place) in there]
-    return ", ".join(f"`{place}`" for place in places) or "nothing of the package"
+def imports(package: str) -> str:
+    """Say what a package may import."""
+    there = {package_of(module) for module in modules()}
+    places = [place for place in sorted(MAY_IMPORT[package]) if package_of(place) in there]
+    return ", ".join(f"`{place}`" for place in places) or "nothing"
 
 
 def link(target: str) -> str:
@@ -254,29 +256,29 @@ def _names(statement: ast.stmt) -> list[str]:
 
 
 def arrows() -> list[tuple[str, str]]:
-    """Return the arrows of the picture: from a room to one that it may import, but not through a third."""
-    there = [room for layer in layers() for room in layer]
-    below = {room: {room_of(place) for place in MAY_IMPORT[room]} & set(there) for room in there}
+    """Return the arrows of the picture: from a package to one that it may import, but not through a third."""
+    there = [package for layer in layers() for package in layer]
+    below = {package: {package_of(place) for place in MAY_IMPORT[package]} & set(there) for package in there}
 
-    def reached(room: str) -> set[str]:
-        return below[room].union(*(reached(other) for other in below[room]))
+    def reached(package: str) -> set[str]:
+        return below[package].union(*(reached(other) for other in below[package]))
 
     return [
-        (room, other)
-        for room in there
-        for other in sorted(below[room])
-        if not any(other in reached(third) for third in below[room] - {other})
+        (package, other)
+        for package in there
+        for other in sorted(below[package])
+        if not any(other in reached(third) for third in below[package] - {other})
     ]
 
 
 def picture() -> str:
-    """Return the picture of rooms and arrows as SVG."""
+    """Return the picture of packages and arrows as SVG."""
     rows = layers()
-    place = {room: _center(room, row) for row, rooms in enumerate(rows) for room in rooms}
+    place = {package: _center(package, row) for row, packages in enumerate(rows) for package in packages}
     width = 2 * MARGIN + 3 * STEP[0] + BOX[0]
     height = 2 * MARGIN + (len(rows) - 1) * STEP[1] + BOX[1]
-    shapes = [_arrow(place[room], place[other], other) for room, other in arrows()]
-    shapes += [_box(room, x, y) for room, (x, y) in place.items()]
+    shapes = [_arrow(place[package], place[other], other) for package, other in arrows()]
+    shapes += [_box(package, x, y) for package, (x, y) in place.items()]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         'font-family="Helvetica, Arial, sans-serif" font-size="16">\n'
@@ -286,16 +288,16 @@ def picture() -> str:
     )
 
 
-def _center(room: str, row: int) -> tuple[float, float]:
-    return MARGIN + BOX[0] / 2 + COLUMNS[room] * STEP[0], MARGIN + BOX[1] / 2 + row * STEP[1]
+def _center(package: str, row: int) -> tuple[float, float]:
+    return MARGIN + BOX[0] / 2 + COLUMNS[package] * STEP[0], MARGIN + BOX[1] / 2 + row * STEP[1]
 
 
-def _box(room: str, x: float, y: float) -> str:
-    width = BOX[0] + 3 * STEP[0] if room == "core" else BOX[0]  # everything stands on core
+def _box(package: str, x: float, y: float) -> str:
+    width = BOX[0] + 3 * STEP[0] if package == "core" else BOX[0]  # everything stands on core
     return (
         f'<rect x="{x - width / 2:g}" y="{y - BOX[1] / 2:g}" width="{width}" height="{BOX[1]}" rx="6" fill="#eaf1f8" '
         f'stroke="#3a6ea5"/>\n<text x="{x:g}" y="{y + 5:g}" text-anchor="middle" fill="#1d2a36">'
-        f"{html.escape(room)}</text>"
+        f"{html.escape(package)}</text>"
     )
 
 

@@ -1,6 +1,6 @@
-"""The map of the package: its rooms, and which room may import which.
+"""The map of the code: its packages, and which may import which.
 
-A room is a folder or a module directly under ``src/fedtailor``. tests/test_imports.py enforces the map, and
+A package is a folder or a module directly under ``src/fedtailor``. tests/test_imports.py enforces the map, and
 tools/architecture_page.py draws it.
 """
 
@@ -21,7 +21,7 @@ LAYERS = (
     ("training",),
     ("core",),
 )
-"""The rooms from top to bottom. A room imports rooms of lower layers only."""
+"""The packages from top to bottom. A package imports packages of lower layers only."""
 
 TORCH_FREE = frozenset({"core.errors", "core.options", "core.atomic"})
 """Parts of core that import the standard library only, so that the command line starts without torch."""
@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "training": frozenset({"core"}),
     "core": frozenset(),
 }
-"""Room -> the rooms, or parts of rooms, that it may import besides itself."""
+"""Package -> the packages, or parts of packages, that it may import besides itself."""
 
 ENTRANCES: dict[str, frozenset[str]] = {
     "__init__": frozenset({"toolkit", "testing", "core", "experiment", "models"}),
@@ -61,10 +61,10 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def room_of(module: str) -> str:
-    """Return the room of a module.
+def package_of(module: str) -> str:
+    """Return the package of a module.
 
-    >>> room_of("core.rng")
+    >>> package_of("core.rng")
     'core'
     """
     return module.partition(".")[0]
@@ -101,13 +101,13 @@ def _module_of(name: str) -> str:
 
 
 def room_imports() -> dict[str, frozenset[str]]:
-    """Return the rooms that each room of the map imports today."""
-    found: dict[str, set[str]] = {room: set() for room in MAY_IMPORT}
+    """Return the packages that each package of the map imports today."""
+    found: dict[str, set[str]] = {package: set() for package in MAY_IMPORT}
     for module in modules():
-        room = room_of(module)
-        if room in found:
-            found[room].update(room_of(other) for other in imported_modules(module))
-    return {room: frozenset(rooms - {room, "__init__"}) for room, rooms in found.items()}
+        package = package_of(module)
+        if package in found:
+            found[package].update(package_of(other) for other in imported_modules(module))
+    return {package: frozenset(packages - {package, "__init__"}) for package, packages in found.items()}
 
 
 def circles() -> list[list[str]]:

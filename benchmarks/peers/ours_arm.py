@@ -41,7 +41,7 @@ class Watched:
         self.engine.close()
 
 
-def federation(plan: work.Plan) -> Federation:
+def make_federation(plan: work.Plan) -> Federation:
     """Return the clients with their images as they are stored."""
     found = work.data(plan)
     channels = plan.shape[0]
@@ -58,7 +58,7 @@ def main() -> None:
     requests = work.Requests()
     engine = Watched(build_engine(EngineOptions(name=plan.engine, workers=plan.workers)))  # type: ignore[arg-type]
     schedule = Schedule(rounds=plan.rounds + 2, participation=work.participation(plan), evaluate_every=0)
-    reports = simulate(FedAvg(training=plan.training), federation(plan), engine, schedule, seed=0)
+    reports = simulate(FedAvg(training=plan.training), make_federation(plan), engine, schedule, seed=0)
     for cohort in work.cohorts(plan):
         if not requests.wait():
             break

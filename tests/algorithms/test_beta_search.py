@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
-from fedtailor.algorithms import _beta_search as interpolation
+from fedtailor.algorithms import _beta_search
 from fedtailor.statistics import gaussian
 
 CLASSES, D = 4, 6
@@ -44,12 +44,12 @@ def client(seed=0, n=60, d=D, classes=CLASSES, shift=0.5):
 
 
 def find(one, mode="single", **changes):
-    return interpolation.find_beta(*one, mode=mode, **{**REFERENCE, **changes})
+    return _beta_search.find_beta(*one, mode=mode, **{**REFERENCE, **changes})
 
 
 def direct_objective(one, ridge=1.0, offset=1e-4, shrinkage=1e-4, **_):
     """Return J(beta_mean, beta_cov) written down plainly in NumPy, with a solve for every value."""
-    folds = interpolation.stratified_folds(one.labels, one.weight, one.words, len(one.prior))
+    folds = _beta_search.stratified_folds(one.labels, one.weight, one.words, len(one.prior))
     halves = [
         (one.z[rows].numpy()[kept.numpy() > 0], one.labels[rows].numpy()[kept.numpy() > 0])
         for rows, kept in zip(*folds, strict=True)
@@ -88,7 +88,7 @@ def judged(one, **changes):
         return like.new_zeros(2), like.new_zeros(())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpolation, "search_beta", record)
+        patch.setattr(_beta_search, "search_beta", record)
         find(one, **changes)
     return seen["evaluate"]
 
@@ -98,9 +98,9 @@ def test_weights_along_the_path_equal_direct_solves(beta):
     one = client()
     local = client(1).global_covariance
     local_means = one.global_means + 1.0
-    blends = interpolation.path(local_means, one.global_means, local, one.global_covariance)
+    blends = _beta_search.path(local_means, one.global_means, local, one.global_covariance)
     share = torch.tensor([beta], dtype=torch.float64)
-    weight, bias = interpolation.weights(blends, share, 1 - share)
+    weight, bias = _beta_search.weights(blends, share, 1 - share)
     means = beta * local_means + (1 - beta) * one.global_means
     expected, prior_bias = gaussian.lda_head(
         means, (1 - beta) * local + beta * one.global_covariance, torch.ones(CLASSES)
@@ -142,13 +142,13 @@ def test_two_betas_are_no_worse_than_one_and_locally_best(seed):
 
 def test_objective_is_constant_where_local_and_global_agree():
     one = client()
-    blends = interpolation.path(one.global_means, one.global_means, one.global_covariance, one.global_covariance)
-    fold = interpolation.Fold(blends, one.z, one.labels, one.weight)
+    blends = _beta_search.path(one.global_means, one.global_means, one.global_covariance, one.global_covariance)
+    fold = _beta_search.Fold(blends, one.z, one.labels, one.weight)
     betas = torch.rand(20, 2, dtype=torch.float64)
-    values = interpolation.objective([fold, fold], one.prior.log(), betas)
+    values = _beta_search.objective([fold, fold], one.prior.log(), betas)
     assert values.max() - values.min() < 1e-12 * (1 + values[0])
-    beta, _ = interpolation.search_beta(
-        lambda pairs: interpolation.objective([fold, fold], one.prior.log(), pairs), "multi", like=HALF
+    beta, _ = _beta_search.search_beta(
+        lambda pairs: _beta_search.objective([fold, fold], one.prior.log(), pairs), "multi", like=HALF
     )
     assert beta.tolist() == [0, 0]
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from fedtailor.algorithms import _head_mixing as mixing
+from fedtailor.algorithms import _head_mixing
 from fedtailor.algorithms._head_mixing import (
     FeatureStatistics,
     error_matrices,
@@ -137,7 +137,7 @@ def test_blocks_bound_memory_only(monkeypatch):
     statistics = clients(7)
     expected = mixing_weights(statistics)
     for at_once in (1, 2 * 49, 3 * 49):
-        monkeypatch.setattr(mixing, "_AT_ONCE", at_once)
+        monkeypatch.setattr(_head_mixing, "_AT_ONCE", at_once)
         assert torch.allclose(mixing_weights(statistics), expected, rtol=0, atol=1e-12)
 
 
@@ -156,9 +156,9 @@ def test_absurd_statistics_of_one_client_do_not_harm_the_others(absurd):
 def test_a_program_that_cannot_be_solved_leaves_the_own_head(monkeypatch):
     statistics = clients(4)
     expected = mixing_weights(statistics)
-    solve = mixing.least_quadratic
+    solve = _head_mixing.least_quadratic
     failing = torch.tensor([False, True, False, True])[:, None]
-    monkeypatch.setattr(mixing, "least_quadratic", lambda p: torch.where(failing, torch.nan, solve(p)))
+    monkeypatch.setattr(_head_mixing, "least_quadratic", lambda p: torch.where(failing, torch.nan, solve(p)))
     weights = mixing_weights(statistics)
     assert torch.equal(weights[[1, 3]], torch.eye(4).double()[[1, 3]])
     assert torch.equal(weights[[0, 2]], expected[[0, 2]])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from federations import TASKS, federation
+from federations import TASKS, make_federation
 from fedtailor.algorithms import TABLE, load_algorithm
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
@@ -86,7 +86,7 @@ def in_turn(values, turn):
 @cache
 def small_federation(model):
     """Return the uneven federation of a kind of model."""
-    return federation(TASKS[model]())
+    return make_federation(TASKS[model]())
 
 
 FEWER = {"pfedme": {"inner_steps": 2, "solve_batches": 3}}

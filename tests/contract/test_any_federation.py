@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from contract.cases import ALGORITHMS, FEWER, FULL
-from federations import federation, perceptron
+from federations import make_federation, perceptron
 from fedtailor.core.participation import Participation
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.batched import Batched
@@ -76,7 +76,7 @@ def test_any_federation(algorithm, data):
     fewer = {} if FULL else FEWER.get(algorithm, {})
     one = ALGORITHMS[algorithm](training=data.draw(trainings), **{**fewer, **options})
     new_sizes = st.lists(st.sampled_from([0, 1, 5]), max_size=2)
-    clients = federation(perceptron(), data.draw(sizes), data.draw(new_sizes))
+    clients = make_federation(perceptron(), data.draw(sizes), data.draw(new_sizes))
     engine = Padded(Batched(data.draw(st.sampled_from([1, 2, 32]))))
     protocol = {
         "participation": data.draw(plans),

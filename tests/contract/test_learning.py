@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from contract.cases import TRAINING, build, cases, oracle, small_federation
-from federations import TASKS, federation
+from federations import TASKS, make_federation
 from fedtailor.core import tree
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import accuracy, run, scores_of
@@ -16,7 +16,7 @@ NEW = (7, 8)
 
 @cases("learns")
 def test_beats_the_majority_class(algorithm, model):
-    separable = federation(TASKS[model](), (24, 36, 30, 40), (), distance=3.0, test_size=40)
+    separable = make_federation(TASKS[model](), (24, 36, 30, 40), (), distance=3.0, test_size=40)
     training = replace(TRAINING, epochs=3, lr=0.1, batch_size=10)
     one = replace(build(algorithm), training=training)
     rounds = 12 if model == "module" else 6

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from contract.cases import ALGORITHMS, EXEMPTIONS, TRAINING, build, oracle, small_federation
-from federations import federation, perceptron
+from federations import make_federation, perceptron
 from fedtailor.core import tree
 from fedtailor.core.federation import UNSCALED
 from fedtailor.core.rng import new_key
@@ -50,7 +50,7 @@ def torch_rounds(clients, training, *, seed=3):
 
 
 def one_client(size=14):
-    return federation(perceptron(), (size,), ())
+    return make_federation(perceptron(), (size,), ())
 
 
 @pytest.mark.parametrize("name", ["fedavg", "local"])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from contract.cases import ALGORITHMS, FULL, TRAINING, build, cases, oracle, small_federation
-from federations import Planned, federation, perceptron
+from federations import Planned, make_federation, perceptron
 from fedtailor import make_config
 from fedtailor import run as run_experiment
 from fedtailor.core import tree
@@ -166,7 +166,7 @@ def test_degenerate_options_are_legal_and_warn(name):
 @cases("new_clients_learn")
 def test_new_clients_get_a_model_that_was_trained(algorithm, model):
     """One generic fine-tuning for all methods evaluates, for some, a model that nothing trained."""
-    separable = federation(perceptron(), (24, 36, 30, 40), (30, 24), distance=3.0, test_size=40)
+    separable = make_federation(perceptron(), (24, 36, 30, 40), (30, 24), distance=3.0, test_size=40)
     one = replace(build(algorithm), training=replace(TRAINING, epochs=5, lr=0.1, batch_size=5))
     majority = [
         float((separable.test(client).labels() == separable.info(client).class_counts.argmax()).double().mean())

@@ -45,15 +45,15 @@ def test_other_things_pass_through():
     assert holds_examples(model(2)) and holds_examples(((), {"a": PerExample(())})) and not holds_examples(odd)
 
 
-class Row(NamedTuple):
+class Inputs(NamedTuple):
     """What a program of the test reads."""
 
     train: ExampleIndices
     test: ExampleIndices
 
 
-def remember(task, common, row):
-    rows, weight = row.train
+def remember(task, common, inputs):
+    rows, weight = inputs.train
     return present_first(PerExample({"rows": rows, "double": common.y[rows] * 2.0}), weight), weight.sum()
 
 
@@ -75,7 +75,7 @@ def test_engines_return_the_rows_of_a_client(engine, wrap):
     table, task = Common(torch.arange(20)), Task(object())
     parts = [torch.tensor(rows, dtype=torch.int64) for rows in ([3, 1, 4], [], [9], [5, 2, 6, 8, 7])]
     ragged = [ExampleIndices(rows, torch.ones(len(rows))) for rows in parts]
-    jobs = [Job(client, task, Row(part, part), len(part.rows)) for client, part in enumerate(ragged)]
+    jobs = [Job(client, task, Inputs(part, part), len(part.rows)) for client, part in enumerate(ragged)]
     for rows, (value, total) in zip(parts, wrap(engine).map(remember, table, jobs), strict=True):
         assert value.value["rows"].tolist() == rows.tolist() and float(total) == len(rows)
         assert value.value["double"].tolist() == [2.0 * row for row in rows.tolist()]

@@ -1,4 +1,4 @@
-"""Fabricated data sets in the layouts of the originals."""
+"""Synthetic data sets in the layouts of the originals."""
 
 import gzip
 import pickle
@@ -51,7 +51,7 @@ def cifar_batch(generator: np.random.Generator) -> Callable[..., dict[str, Any]]
 
     def make(rows: int = 4, *, classes: int = 10, key: str = "labels") -> dict[str, Any]:
         data = generator.integers(0, 256, (rows, 3072), dtype=np.uint8)
-        return {key: generator.integers(0, classes, rows).tolist(), "data": data, "batch_label": "fabricated"}
+        return {key: generator.integers(0, classes, rows).tolist(), "data": data, "batch_label": "synthetic"}
 
     return make
 

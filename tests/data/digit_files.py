@@ -1,4 +1,4 @@
-"""Fabricated files of USPS, SVHN, SynDigits, MNIST and MNIST-M in the layouts of the originals."""
+"""Synthetic files of USPS, SVHN, SynDigits, MNIST and MNIST-M in the layouts of the originals."""
 
 import bz2
 import io

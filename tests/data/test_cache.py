@@ -38,7 +38,7 @@ def make(**more) -> Dataset:
         "white": 15.0,
         "num_official_train": 3,
         "sources": {"a/b": "0" * 64},
-        "tested_on": "fabricated",
+        "tested_on": "synthetic",
         "official_size": 7,
         "license": "none",
         "citation": "nobody",

@@ -1,4 +1,4 @@
-"""The readers of CIFAR-10 and CIFAR-100, on fabricated files."""
+"""The readers of CIFAR-10 and CIFAR-100, on synthetic files."""
 
 import os
 import pickle
@@ -79,7 +79,7 @@ def test_binary_version_gives_the_same_as_the_python_version(tmp_path: Path, wri
         (binary / name).write_bytes(np.column_stack([batch["labels"], batch["data"]]).astype(np.uint8).tobytes())
     dataset = load_dataset("cifar10", tmp_path)
     assert dataset.digest == expected.digest
-    assert dataset.tested_on == "fabricated" and dataset.num_official_train == expected.num_official_train
+    assert dataset.tested_on == "synthetic" and dataset.num_official_train == expected.num_official_train
 
 
 def test_binary_cifar100_takes_the_fine_label(tmp_path: Path, generator: np.random.Generator) -> None:
@@ -119,7 +119,7 @@ def test_coarse_labels_with_fine_ones_as_subclasses(tmp_path: Path, cifar_batch:
     assert fine.subclasses is None
     (tmp_path / "cifar-100-python").rename(tmp_path / "elsewhere")
     binary = load_dataset("cifar100_coarse", tmp_path)
-    assert binary.digest == dataset.digest and binary.tested_on == "fabricated"
+    assert binary.digest == dataset.digest and binary.tested_on == "synthetic"
 
 
 def test_a_fine_class_in_two_coarse_ones_is_refused(tmp_path: Path, cifar_batch: Callable[..., Batch]) -> None:

@@ -1,4 +1,4 @@
-"""DIGIT-5, composed of fabricated files of its five domains."""
+"""DIGIT-5, composed of synthetic files of its five domains."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def test_training_rows_of_all_domains_come_first(all_five: Path) -> None:
         dataset.domains.tolist()
         == np.r_[np.repeat(range(5), TRAIN), np.repeat(range(5), np.subtract(ROWS, TRAIN))].tolist()
     )
-    assert dataset.num_classes == 10 and dataset.class_names[7] == "7" and dataset.tested_on == "fabricated"
+    assert dataset.num_classes == 10 and dataset.class_names[7] == "7" and dataset.tested_on == "synthetic"
 
 
 def test_every_image_stays_with_its_label_and_domain(all_five: Path) -> None:

@@ -1,4 +1,4 @@
-"""The reader of EMNIST, on fabricated files."""
+"""The reader of EMNIST, on synthetic files."""
 
 import gzip
 import struct

@@ -1,4 +1,4 @@
-"""The reader of LEAF's FEMNIST, on fabricated files."""
+"""The reader of LEAF's FEMNIST, on synthetic files."""
 
 import json
 from pathlib import Path

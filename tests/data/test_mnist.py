@@ -1,4 +1,4 @@
-"""The IDX reader, on fabricated files."""
+"""The IDX reader, on synthetic files."""
 
 import gzip
 import hashlib

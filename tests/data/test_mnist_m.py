@@ -42,7 +42,7 @@ def test_the_original_release_gives_the_same_and_goes_first(
     first = load_dataset("mnist_m", tmp_path)
     np.testing.assert_array_equal(first.x[:4], pictures["train_images.npy"])
     np.testing.assert_array_equal(first.y[4:], pictures["test_labels.npy"])
-    assert first.tested_on == "fabricated" and first.num_official_train == 4
+    assert first.tested_on == "synthetic" and first.num_official_train == 4
     assert list(first.sources) == [
         "MNIST-M/mnist_m_train_labels.txt",
         "MNIST-M/mnist_m_train/*.png",
@@ -88,7 +88,7 @@ def test_hostile_lines_are_refused(tmp_path: Path, pictures: dict[str, np.ndarra
 
 
 def png(width: int, height: int, data: bytes = b"") -> bytes:
-    """Return a PNG that announces a size, whatever its data are."""
+    """Return a PNG that announces a size, whatever its data is."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))

@@ -1,4 +1,4 @@
-"""The reader of SUN397, on fabricated pictures."""
+"""The reader of SUN397, on synthetic pictures."""
 
 from pathlib import Path
 

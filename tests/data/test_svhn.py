@@ -1,4 +1,4 @@
-"""The readers of SVHN and SynDigits, and of MATLAB files, on fabricated files."""
+"""The readers of SVHN and SynDigits, and of MATLAB files, on synthetic files."""
 
 import os
 import struct
@@ -30,7 +30,7 @@ def test_images_and_labels(
         np.testing.assert_array_equal(dataset.x[row], content["X"][:, :, :, row])
     expected = content["y"].ravel().tolist()
     assert dataset.y[:5].tolist() == [0 if label == 10 else label for label in expected]
-    assert dataset.num_official_train == 5 and dataset.subset and dataset.tested_on == "fabricated"
+    assert dataset.num_official_train == 5 and dataset.subset and dataset.tested_on == "synthetic"
     assert len(dataset.sources) == 2 and all(file.startswith(folder) for file in dataset.sources)
 
 

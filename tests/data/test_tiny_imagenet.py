@@ -1,4 +1,4 @@
-"""The reader of Tiny ImageNet and the reading of image files, on fabricated pictures."""
+"""The reader of Tiny ImageNet and the reading of image files, on synthetic pictures."""
 
 import io
 import struct
@@ -46,7 +46,7 @@ def test_rows_follow_the_list_of_classes_and_sorted_names(tmp_path: Path, tiny: 
     dataset = load_dataset("tiny_imagenet", tmp_path)
     assert dataset.class_names == tuple(CLASSES.values()) and dataset.num_classes == 3
     assert dataset.y.tolist() == [0, 0, 1, 1, 2, 2, 2, 1] and dataset.num_official_train == 6
-    assert dataset.subset and dataset.tested_on == "fabricated" and dataset.input_shape == (3, 64, 64)
+    assert dataset.subset and dataset.tested_on == "synthetic" and dataset.input_shape == (3, 64, 64)
     red, green = dataset.x[:6, 0, 0, 0].astype(int), dataset.x[:6, 0, 0, 1].astype(int)
     np.testing.assert_allclose(red, [0, 0, 60, 60, 120, 120], atol=3)
     np.testing.assert_allclose(green, [0, 10] * 3, atol=3)

@@ -1,4 +1,4 @@
-"""The reader of USPS, on fabricated and on real files."""
+"""The reader of USPS, on synthetic and on real files."""
 
 import bz2
 from collections.abc import Callable

@@ -15,30 +15,30 @@ def server_of(shared):
     return harness.arrays(shared.body), fda.Gaussian(shared.means.numpy(), shared.covariance.numpy())
 
 
-def assert_run(recorder, world, algorithm, constants=fda.RELEASED, *, rounds=2, tolerance=1e-11, slack=0.0):
+def assert_run(recorder, federation, algorithm, constants=fda.RELEASED, *, rounds=2, tolerance=1e-11, slack=0.0):
     """Compare every update, aggregate and evaluation of a run in which all clients that can take part do.
 
     ``slack``: how much worse than the best of all grid points the objective of the library's beta may be; without
     any, it must be the same grid point. Returns the betas of (training, evaluation), by (round, client).
     """
     body, shared = server_of(recorder.visit(1, "train", 0).shared)
-    clients = [client for client in world.known if len(world.splits[client].train)]
-    sizes = [len(world.splits[client].train) for client in clients]
+    clients = [client for client in federation.known if len(federation.splits[client].train)]
+    sizes = [len(federation.splits[client].train) for client in clients]
     trained, evaluated = {}, {}
     for round in range(1, rounds + 1):
         updates = []
         for client in clients:
             visit = recorder.visit(round, "train", client)
             search = partial(accept, visit.output[0].beta.numpy(), fda.SEARCH[algorithm.beta], slack)
-            updates.append(update_of(visit, world, client, body, shared, algorithm.training, constants, search))
-            assert_update(visit, world, client, updates[-1], constants, tolerance)
+            updates.append(update_of(visit, federation, client, body, shared, algorithm.training, constants, search))
+            assert_update(visit, federation, client, updates[-1], constants, tolerance)
             trained[round, client] = updates[-1][2].tolist()
         body, shared = fda.server_average(updates, sizes)
-        for client in [*world.known, *world.new]:
+        for client in [*federation.known, *federation.new]:
             visit = recorder.visit(round, "personalize", client)
             search = partial(accept, visit.output[0].beta.numpy(), fda.SEARCH[algorithm.beta], slack)
-            expected = evaluation_of(visit, world, client, body, shared, constants, search)
-            assert_evaluation(visit, world, client, body, expected, constants, tolerance)
+            expected = evaluation_of(visit, federation, client, body, shared, constants, search)
+            assert_evaluation(visit, federation, client, body, expected, constants, tolerance)
             evaluated[round, client] = expected[2].tolist()
     return trained, evaluated
 
@@ -54,9 +54,9 @@ def accept(given, search, slack, z, y, halves, shared, pi, constants):
     return given
 
 
-def update_of(visit, world, client, body, shared, training, constants, search):
+def update_of(visit, federation, client, body, shared, training, constants, search):
     """Compute a client's update from the order of batches and the folds that the library drew."""
-    x, y = harness.examples(world, client)
+    x, y = harness.examples(federation, client)
     (batches,) = visit.plans
     harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
     labels = np.concatenate([y[batch] for batch in batches])
@@ -77,30 +77,30 @@ def halves_of(visit, labels, kept):
     return halves
 
 
-def assert_update(visit, world, client, update, constants, tolerance):
+def assert_update(visit, federation, client, update, constants, tolerance):
     """Compare a client's state and upload, and its scores right after training."""
     state, upload, metrics, scores = visit.output
     body, gaussian, beta = update
     assert state.beta.tolist() == beta.tolist()
     assert [float(metrics[name]) for name in ("beta_means", "beta_covariance")] == beta.tolist()
     assert set(upload) == {"body", "means", "covariance"}
-    assert {float(entry.weight) for entry in upload.values()} == {len(world.splits[client].train)}
+    assert {float(entry.weight) for entry in upload.values()} == {len(federation.splits[client].train)}
     harness.assert_close(upload["body"].value, body, tolerance)
     harness.assert_close(upload["means"].value, gaussian.means, tolerance)
     harness.assert_close(upload["covariance"].value, gaussian.covariance, tolerance)
-    pi = fda.prior(harness.examples(world, client)[1], harness.CLASSES)
-    x, y = harness.examples(world, client, "test")
+    pi = fda.prior(harness.examples(federation, client)[1], harness.CLASSES)
+    x, y = harness.examples(federation, client, "test")
     assert_scores(scores, fda.classify(features(body, x), gaussian, pi, constants), y, tolerance)
 
 
-def evaluation_of(visit, world, client, body, shared, constants, search):
+def evaluation_of(visit, federation, client, body, shared, constants, search):
     """Compute a client's Gaussian, prior and beta at evaluation."""
-    x, y = harness.examples(world, client)
+    x, y = harness.examples(federation, client)
     kept = np.arange(len(y)) if visit.kept is None else visit.kept
     return fda.evaluation(body, shared, x, y, kept, halves_of(visit, y, kept), constants, search)
 
 
-def assert_evaluation(visit, world, client, body, expected, constants, tolerance):
+def assert_evaluation(visit, federation, client, body, expected, constants, tolerance):
     """Compare a client's personal model, its logits and its predictions."""
     gaussian, pi, beta = expected
     personal, _, scores = visit.output
@@ -109,9 +109,9 @@ def assert_evaluation(visit, world, client, body, expected, constants, tolerance
     harness.assert_close(personal.prior, pi, tolerance)
     harness.assert_close(personal.means, gaussian.means, tolerance)
     harness.assert_close(personal.covariance, gaussian.covariance, tolerance)
-    x, y = harness.examples(world, client, "test")
+    x, y = harness.examples(federation, client, "test")
     logits = fda.classify(features(body, x), gaussian, pi, constants)
-    given = PFedFDA().predict(world.common_task, personal, torch.from_numpy(x))
+    given = PFedFDA().predict(federation.common_task, personal, torch.from_numpy(x))
     harness.assert_close(given, logits, tolerance)
     assert given.argmax(1).tolist() == logits.argmax(1).tolist()
     assert_scores(scores["clients"], logits, y, tolerance)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtailor.algorithms import _beta_search as interpolation
+from fedtailor.algorithms import _beta_search
 from fedtailor.core.engine import Failure
 from fedtailor.core.federation import ExampleSet, Federation, Split
 from fedtailor.core.rng import new_key
@@ -15,7 +15,7 @@ from fedtailor.core.task import Task
 from fedtailor.models.mlp import mlp
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import simulate
-from fedtailor.training import blocks as local
+from fedtailor.training import blocks
 
 CLASSES, INPUTS, HIDDEN = 3, 3, 4
 LABELS = ([0, 0, 1, 0, 2, 0, 1, 0, 1, 0, 2, 1, 0], [1, 1, 2, 1, 1, 1, 1])
@@ -27,7 +27,7 @@ def task(hidden=HIDDEN):
     return Task(mlp((INPUTS,), CLASSES, hidden=hidden), CLASSES, (INPUTS,))
 
 
-def federation(labels=LABELS, *, seed=11, num_new=0, change=None, hidden=HIDDEN):
+def make_federation(labels=LABELS, *, seed=11, num_new=0, change=None, hidden=HIDDEN):
     """Return clients whose rows lie scattered in the table; ``change(x, splits)`` edits the inputs in place."""
     draw = np.random.default_rng(seed)
     parts = [np.concatenate([own, draw.integers(0, CLASSES, TEST_SIZE)]).astype(int) for own in labels]
@@ -48,20 +48,20 @@ def federation(labels=LABELS, *, seed=11, num_new=0, change=None, hidden=HIDDEN)
     return Federation(torch.from_numpy(table_x), torch.from_numpy(table_y), splits, task(hidden), num_new=num_new)
 
 
-def examples(world, client, part="train"):
+def examples(federation, client, part="train"):
     """Return a client's inputs and labels as arrays."""
-    rows = getattr(world.splits[client], part)
-    return world.x[rows].numpy(), world.y[rows].numpy()
+    rows = getattr(federation.splits[client], part)
+    return federation.x[rows].numpy(), federation.y[rows].numpy()
 
 
-def initial_params(world):
+def initial_params(federation):
     """Return the common initial model of a run with the recorder's seed."""
-    return world.common_task.model.init(new_key(5).common("model"))
+    return federation.common_task.model.init(new_key(5).common("model"))
 
 
-def initial(world):
+def initial(federation):
     """Return the common initial model of a run with the recorder's seed, as arrays."""
-    return arrays(initial_params(world))
+    return arrays(initial_params(federation))
 
 
 def part(w, names):
@@ -103,8 +103,8 @@ class Recorder:
         self.reports = []
         self.current = Visit(())
         for module, name, keep in (
-            (local, "plan_batches", self._keep_plan),
-            (interpolation, "stratified_folds", self._keep_folds),
+            (blocks, "plan_batches", self._keep_plan),
+            (_beta_search, "stratified_folds", self._keep_folds),
             (ExampleSet, "keep", self._keep_kept),
         ):
             original = getattr(module, name)
@@ -136,10 +136,10 @@ class Recorder:
             outputs.append(self.current.output)
         return outputs
 
-    def run(self, algorithm, world, *, rounds=2, seed=5, **schedule):
+    def run(self, algorithm, federation, *, rounds=2, seed=5, **schedule):
         """Run rounds with evaluations after each; return the recorder."""
         options = {"evaluate_every": 1, "personalized_every": 1, **schedule}
-        self.reports += simulate(algorithm, world, self, Schedule(rounds=rounds, **options), seed=seed)
+        self.reports += simulate(algorithm, federation, self, Schedule(rounds=rounds, **options), seed=seed)
         return self
 
     def visit(self, round, program, client):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from federations import federation, module
+from federations import make_federation, module
 from fedtailor.algorithms.apfl import APFL
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.local import Local
@@ -62,16 +62,16 @@ def round_of(w, v, alpha, x, y, batches, training, adaptive, frozen=False):
 @pytest.mark.parametrize("training", [PLAIN, HEAVY, CLIPPED], ids=["plain", "heavy", "clipped"])
 def test_three_rounds(recorder, training, adaptive):
     """v moves by the gradient at the mixture, is not overwritten by it, and alpha moves once per round, undecayed."""
-    world = harness.federation()
-    recorder.run(APFL(training=training, alpha=0.4, adaptive=adaptive), world, rounds=3)
-    w = harness.initial(world)
+    federation = harness.make_federation()
+    recorder.run(APFL(training=training, alpha=0.4, adaptive=adaptive), federation, rounds=3)
+    w = harness.initial(federation)
     own, alphas = [w, w], [0.4, 0.4]
     for round in (1, 2, 3):
         sent = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
             harness.assert_close(visit.shared.model, w)
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             (batches,) = visit.plans
             harness.assert_epochs(batches, len(y), training.batch_size, training.epochs)
             new, own[client], alphas[client] = round_of(
@@ -88,7 +88,7 @@ def test_three_rounds(recorder, training, adaptive):
             personal, _, by_set = recorder.visit(round, "personalize", client).output
             mixed = mix(own[client], w, alphas[client])
             harness.assert_close(personal, mixed)
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             correct, loss = confusion(logits(mixed, x), y)
             assert by_set["clients"].class_correct.tolist() == correct.tolist()
             assert abs(float(by_set["clients"].loss_sum) - loss) < 1e-11
@@ -97,31 +97,31 @@ def test_three_rounds(recorder, training, adaptive):
 
 
 def test_the_local_point_mixes_with_the_clients_own_copy(recorder):
-    world = harness.federation()
-    recorder.run(APFL(training=HEAVY), world, rounds=1)
+    federation = harness.make_federation()
+    recorder.run(APFL(training=HEAVY), federation, rounds=1)
     for client in (0, 1):
         state, upload, _, scores = recorder.visit(1, "train", client).output
         mixed = mix(harness.arrays(state.model), harness.arrays(upload["model"].value), 0.25)
-        x, y = harness.examples(world, client, "test")
+        x, y = harness.examples(federation, client, "test")
         assert abs(float(scores.loss_sum) - confusion(logits(mixed, x), y)[1]) < 1e-11
 
 
 def test_parameters_are_mixed_and_not_predictions(recorder):
-    world = harness.federation()
-    recorder.run(APFL(training=HEAVY, alpha=0.5), world)
+    federation = harness.make_federation()
+    recorder.run(APFL(training=HEAVY, alpha=0.5), federation)
     state = recorder.visit(2, "train", 0).output[0]
     v, w = harness.arrays(state.model), harness.arrays(recorder.visit(2, "score", 0).shared)
-    x, _ = harness.examples(world, 0, "test")
+    x, _ = harness.examples(federation, 0, "test")
     personal = harness.arrays(recorder.visit(2, "personalize", 0).output[0])
     assert abs(logits(personal, x) - (logits(v, x) + logits(w, x)) / 2).max() > 1e-3
 
 
 def test_a_step_of_the_global_model_is_taken_once(recorder):
     """A library steps twice on one gradient: the displacement of w would be 2 eta grad."""
-    world = harness.federation()
-    recorder.run(APFL(training=Training(lr=0.1, epochs=1, batch_size=0)), world, rounds=1)
-    w = harness.initial(world)
-    slope = gradient(w, *harness.examples(world, 0))
+    federation = harness.make_federation()
+    recorder.run(APFL(training=Training(lr=0.1, epochs=1, batch_size=0)), federation, rounds=1)
+    w = harness.initial(federation)
+    slope = gradient(w, *harness.examples(federation, 0))
     expected = {name: w[name] - 0.1 * slope[name] for name in w}
     harness.assert_close(recorder.visit(1, "train", 0).output[1]["model"].value, expected)
 
@@ -130,9 +130,9 @@ def test_a_step_of_the_global_model_is_taken_once(recorder):
 @pytest.mark.parametrize("alpha", [0.25, 1.0])
 def test_the_global_model_is_that_of_fedavg(monkeypatch, kind, alpha):
     """Whatever alpha is; buffers of batch normalization and dropout included."""
-    world = harness.federation() if kind == "perceptron" else federation(module(), (9, 14), ())
+    federation = harness.make_federation() if kind == "perceptron" else make_federation(module(), (9, 14), ())
     one, two = (
-        harness.Recorder(monkeypatch).run(algorithm, world, rounds=3)
+        harness.Recorder(monkeypatch).run(algorithm, federation, rounds=3)
         for algorithm in (APFL(training=CLIPPED, alpha=alpha), FedAvg(training=CLIPPED))
     )
     harness.assert_close(one.visit(3, "score", 0).shared, harness.arrays(two.visit(3, "score", 0).shared))
@@ -140,8 +140,8 @@ def test_the_global_model_is_that_of_fedavg(monkeypatch, kind, alpha):
 
 @pytest.mark.parametrize("kind", ["perceptron", "module"])
 def test_with_alpha_0_personal_models_are_those_of_fedavg(recorder, kind):
-    world = harness.federation() if kind == "perceptron" else federation(module(), (9, 14), ())
-    recorder.run(APFL(training=HEAVY, alpha=0.0), world)
+    federation = harness.make_federation() if kind == "perceptron" else make_federation(module(), (9, 14), ())
+    recorder.run(APFL(training=HEAVY, alpha=0.0), federation)
     w = harness.arrays(recorder.visit(2, "score", 0).shared)
     for client in (0, 1):
         harness.assert_close(recorder.visit(2, "personalize", client).output[0], w, 0)
@@ -149,9 +149,9 @@ def test_with_alpha_0_personal_models_are_those_of_fedavg(recorder, kind):
 
 
 def test_with_alpha_1_personal_models_are_those_of_local(monkeypatch):
-    world = harness.federation()
+    federation = harness.make_federation()
     one, two = (
-        harness.Recorder(monkeypatch).run(algorithm, world, rounds=3)
+        harness.Recorder(monkeypatch).run(algorithm, federation, rounds=3)
         for algorithm in (APFL(training=CLIPPED, alpha=1.0), Local(training=CLIPPED))
     )
     for client in (0, 1):
@@ -168,8 +168,9 @@ def test_the_default_is_a_mixture():
 
 def test_alpha_stays_between_0_and_1(recorder):
     """From alpha 1 on, some client would leave the range at this rate."""
-    world = harness.federation()
-    recorder.run(APFL(training=Training(lr=3.0, epochs=1, batch_size=5), alpha=0.5, adaptive=True), world, rounds=4)
+    federation = harness.make_federation()
+    training = Training(lr=3.0, epochs=1, batch_size=5)
+    recorder.run(APFL(training=training, alpha=0.5, adaptive=True), federation, rounds=4)
     alphas = [
         float(recorder.visit(round, "train", client).output[0].alpha) for round in range(1, 5) for client in (0, 1)
     ]
@@ -177,8 +178,8 @@ def test_alpha_stays_between_0_and_1(recorder):
 
 
 def test_a_client_that_never_took_part_predicts_with_the_global_model(recorder):
-    world = harness.federation()
-    recorder.run(APFL(training=HEAVY), world, rounds=4, participation=ONE)
+    federation = harness.make_federation()
+    recorder.run(APFL(training=HEAVY), federation, rounds=4, participation=ONE)
     drawn = [report.cohort[0] for report in recorder.reports]
     late = 1 - drawn[0]
     first = drawn.index(late) + 1
@@ -187,8 +188,8 @@ def test_a_client_that_never_took_part_predicts_with_the_global_model(recorder):
         harness.assert_close(recorder.visit(round, "personalize", late).output[0], w, 0)
     visit = recorder.visit(first, "train", late)
     w = harness.arrays(visit.shared.model)
-    x, y = harness.examples(world, late)
-    _, own, _ = round_of(w, harness.initial(world), 0.25, x, y, visit.plans[0], HEAVY, adaptive=False)
+    x, y = harness.examples(federation, late)
+    _, own, _ = round_of(w, harness.initial(federation), 0.25, x, y, visit.plans[0], HEAVY, adaptive=False)
     harness.assert_close(visit.output[0].model, own)
 
 
@@ -196,19 +197,19 @@ def test_a_client_that_never_took_part_predicts_with_the_global_model(recorder):
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_new_client_trains_its_own_model_and_not_the_global_one(recorder, adaptive, optimizer):
     """A generic fine-tuning of the global model would leave the mixture untrained; Adam is not used."""
-    world = harness.federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
-    recorder.run(APFL(training=replace(CLIPPED, optimizer=optimizer), adaptive=adaptive), world)
+    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
+    recorder.run(APFL(training=replace(CLIPPED, optimizer=optimizer), adaptive=adaptive), federation)
     visit = recorder.visit(2, "personalize", 2)
     w = harness.arrays(recorder.visit(2, "score", 0).shared)
-    x, y = harness.examples(world, 2)
+    x, y = harness.examples(federation, 2)
     kept, own, alpha = round_of(w, w, 0.25, x, y, visit.plans[0], CLIPPED, adaptive, frozen=True)
     assert kept is w and alpha == 0.25
     harness.assert_close(visit.output[0], mix(own, w, 0.25))
 
 
 def test_buffers_of_the_own_model_follow_the_mixture(recorder):
-    world = federation(module(), (9, 14), ())
-    recorder.run(APFL(training=PLAIN), world)
+    federation = make_federation(module(), (9, 14), ())
+    recorder.run(APFL(training=PLAIN), federation)
     for client in (0, 1):
         state, upload, _, _ = recorder.visit(2, "train", client).output
         for name in (name for name in state.model if "running" in name):

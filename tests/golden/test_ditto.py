@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from federations import federation, module
+from federations import make_federation, module
 from fedtailor.algorithms.ditto import Ditto
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.local import Local
@@ -40,16 +40,16 @@ def held(v, center, x, y, batches, training, penalty):
 @pytest.mark.parametrize("training", [TRAINING, PLAIN])
 def test_three_rounds(recorder, training):
     """The center is the received model, not the one trained for the server; the phases do not see each other."""
-    world = harness.federation()
-    recorder.run(Ditto(training=training, penalty=0.7, personal_epochs=3), world, rounds=3)
-    w = harness.initial(world)
+    federation = harness.make_federation()
+    recorder.run(Ditto(training=training, penalty=0.7, personal_epochs=3), federation, rounds=3)
+    w = harness.initial(federation)
     own = [w, w]
     for round in (1, 2, 3):
         sent = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
             harness.assert_close(visit.shared.model, w)
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             first, second = visit.plans
             harness.assert_epochs(first, len(y), training.batch_size, training.epochs)
             harness.assert_epochs(second, len(y), training.batch_size, 3)
@@ -63,7 +63,7 @@ def test_three_rounds(recorder, training):
         for client in (0, 1):
             personal, _, by_set = recorder.visit(round, "personalize", client).output
             harness.assert_close(personal, own[client])
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             assert by_set["clients"].class_correct.tolist() == confusion(logits(own[client], x), y)[0].tolist()
             harness.assert_close(recorder.visit(round, "score", client).shared, w)
 
@@ -77,9 +77,9 @@ def test_defaults_are_not_degenerate():
 
 
 def test_without_penalty_it_is_local_beside_fedavg(monkeypatch):
-    world = harness.federation()
+    federation = harness.make_federation()
     both, shared, own = (
-        harness.Recorder(monkeypatch).run(algorithm, world, rounds=3)
+        harness.Recorder(monkeypatch).run(algorithm, federation, rounds=3)
         for algorithm in (
             Ditto(training=WHOLE, penalty=0.0, personal_epochs=2),
             FedAvg(training=WHOLE),
@@ -96,8 +96,8 @@ def test_without_penalty_it_is_local_beside_fedavg(monkeypatch):
 
 
 def test_without_personal_epochs_clients_predict_with_the_global_model(recorder):
-    world = harness.federation()
-    recorder.run(Ditto(training=TRAINING, personal_epochs=0), world)
+    federation = harness.make_federation()
+    recorder.run(Ditto(training=TRAINING, personal_epochs=0), federation)
     w = harness.arrays(recorder.visit(2, "score", 0).shared)
     for client in (0, 1):
         harness.assert_close(recorder.visit(2, "personalize", client).output[0], w, 0)
@@ -107,12 +107,12 @@ def test_without_personal_epochs_clients_predict_with_the_global_model(recorder)
 
 def test_a_large_penalty_holds_models_at_the_received_one(recorder):
     """lr times penalty is 1: one step of the penalty leads to the center, whatever the own model was."""
-    world = harness.federation()
+    federation = harness.make_federation()
     training = Training(lr=1e-4, epochs=1, batch_size=0)
-    recorder.run(Ditto(training=training, penalty=1e4, personal_epochs=1), world, rounds=3)
+    recorder.run(Ditto(training=training, penalty=1e4, personal_epochs=1), federation, rounds=3)
     for client in (0, 1):
         visit = recorder.visit(3, "train", client)
-        x, y = harness.examples(world, client)
+        x, y = harness.examples(federation, client)
         w = harness.arrays(visit.shared.model)
         slope = gradient(w, x, y)
         far = {name: (visit.output[0].model[name].numpy() - w[name]) / training.lr for name in w}
@@ -121,8 +121,8 @@ def test_a_large_penalty_holds_models_at_the_received_one(recorder):
 
 def test_a_client_that_never_took_part_predicts_with_the_global_model(recorder):
     """Its own model is the initial one, which would drag the mean down; it starts there when it is drawn."""
-    world = harness.federation()
-    recorder.run(Ditto(training=TRAINING), world, rounds=4, participation=ONE)
+    federation = harness.make_federation()
+    recorder.run(Ditto(training=TRAINING), federation, rounds=4, participation=ONE)
     drawn = [report.cohort[0] for report in recorder.reports]
     late = 1 - drawn[0]
     assert late in drawn
@@ -132,24 +132,25 @@ def test_a_client_that_never_took_part_predicts_with_the_global_model(recorder):
         harness.assert_close(recorder.visit(round, "personalize", late).output[0], w, 0)
     visit = recorder.visit(first, "train", late)
     received = harness.arrays(visit.shared.model)
-    expected = held(harness.initial(world), received, *harness.examples(world, late), visit.plans[1], TRAINING, 1.0)
+    x, y = harness.examples(federation, late)
+    expected = held(harness.initial(federation), received, x, y, visit.plans[1], TRAINING, 1.0)
     harness.assert_close(visit.output[0].model, expected)
 
 
 def test_a_new_client_trains_its_own_model_from_the_global_one(recorder):
     """Nothing but the personal task: a generic fine-tuning would leave out the penalty."""
-    world = harness.federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
-    recorder.run(Ditto(training=TRAINING, personal_epochs=3), world)
+    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
+    recorder.run(Ditto(training=TRAINING, personal_epochs=3), federation)
     visit = recorder.visit(2, "personalize", 2)
     w = harness.arrays(recorder.visit(2, "score", 0).shared)
     (batches,) = visit.plans
-    harness.assert_close(visit.output[0], held(w, w, *harness.examples(world, 2), batches, TRAINING, 1.0))
+    harness.assert_close(visit.output[0], held(w, w, *harness.examples(federation, 2), batches, TRAINING, 1.0))
 
 
 def test_buffers_are_averaged_for_the_server_and_personal_beside_it(monkeypatch):
-    world = federation(module(), (9, 14), ())
+    federation = make_federation(module(), (9, 14), ())
     both, shared = (
-        harness.Recorder(monkeypatch).run(algorithm, world)
+        harness.Recorder(monkeypatch).run(algorithm, federation)
         for algorithm in (Ditto(training=WHOLE), FedAvg(training=WHOLE))
     )
     names = [name for name in both.visit(2, "score", 0).shared if "running" in name]

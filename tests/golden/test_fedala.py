@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from federations import Planned, federation, module
+from federations import Planned, make_federation, module
 from fedtailor.algorithms.fedala import FedALA
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core.adaptation import describe
@@ -53,16 +53,16 @@ def assert_sampled(batches, kept, size, epochs):
 @pytest.mark.parametrize(("layers", "names", "lr"), [(1, HEAD, 1.0), (2, ALL, 8.0), (5, ALL, 200.0)])
 def test_four_rounds(recorder, training, layers, names, lr):
     """Momentum and decay of the training section do not touch the weights."""
-    world = harness.federation()
-    recorder.run(FedALA(training=training, layers=layers, weight_lr=lr, first_epochs=3), world, rounds=4)
-    g = harness.initial(world)
+    federation = harness.make_federation()
+    recorder.run(FedALA(training=training, layers=layers, weight_lr=lr, first_epochs=3), federation, rounds=4)
+    g = harness.initial(federation)
     old, weights = [g, g], [ones(g, names), ones(g, names)]
     for round, epochs in ((1, 0), (2, 3), (3, 1), (4, 1)):
         models = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
             harness.assert_close(visit.shared.model, g)
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             first, second = visit.plans
             assert len(visit.kept) == int(0.8 * len(y))
             assert_sampled(first, visit.kept, training.batch_size, epochs)
@@ -79,7 +79,7 @@ def test_four_rounds(recorder, training, layers, names, lr):
             personal, _, by_set = visit.output
             expected = mix(weights[client], g, old[client])
             harness.assert_close(personal, expected)
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             assert abs(float(by_set["clients"].loss_sum) - confusion(logits(expected, x), y)[1]) < 1e-11
     assert min(weight.min() for w in weights for weight in w.values()) < 0.999
     if lr > 100:
@@ -87,7 +87,7 @@ def test_four_rounds(recorder, training, layers, names, lr):
 
 
 def test_the_sample_differs_by_round_and_client(recorder):
-    recorder.run(FedALA(training=PLAIN), harness.federation(labels=([0, 1, 2] * 5,) * 2), rounds=3)
+    recorder.run(FedALA(training=PLAIN), harness.make_federation(labels=([0, 1, 2] * 5,) * 2), rounds=3)
     kept = {tuple(recorder.visit(round, "train", client).kept) for round in (1, 2, 3) for client in (0, 1)}
     assert len(kept) == 6
 
@@ -99,8 +99,8 @@ def test_the_defaults_are_those_of_the_paper():
 
 def test_lower_layers_are_those_of_the_received_model(recorder):
     """Frozen while the weights are learned, bit for bit, although momentum and decay are on."""
-    world = harness.federation()
-    recorder.run(FedALA(training=HEAVY, weight_lr=50.0), world, rounds=3)
+    federation = harness.make_federation()
+    recorder.run(FedALA(training=HEAVY, weight_lr=50.0), federation, rounds=3)
     for client in (0, 1):
         personal = recorder.visit(3, "personalize", client).output[0]
         g = recorder.visit(3, "score", client).shared
@@ -111,9 +111,9 @@ def test_lower_layers_are_those_of_the_received_model(recorder):
 @pytest.mark.parametrize("option", ["weight_lr", "sample_share"])
 def test_with_weights_that_are_not_learned_it_is_fedavg(option):
     for task in (harness.task(), module()):
-        world = federation(task) if task.input_shape == (4,) else harness.federation()
+        federation = make_federation(task) if task.input_shape == (4,) else harness.make_federation()
         ours, plain = (
-            run(one, Reference(), world, rounds=3)
+            run(one, Reference(), federation, rounds=3)
             for one in (FedALA(training=HEAVY, layers=9, **{option: 0.0}), FedAvg(training=HEAVY))
         )
         for key, output in plain.of("personalize").items():
@@ -123,21 +123,21 @@ def test_with_weights_that_are_not_learned_it_is_fedavg(option):
 
 def test_with_one_client_the_old_model_is_the_received_one(recorder):
     """Both ends of the mixture agree, so there is nothing to learn: W stays 1 and training is that of FedAvg."""
-    world = harness.federation(labels=harness.LABELS[:1])
-    recorder.run(FedALA(training=HEAVY, weight_lr=100.0), world, rounds=3)
-    w = harness.initial(world)
+    federation = harness.make_federation(labels=harness.LABELS[:1])
+    recorder.run(FedALA(training=HEAVY, weight_lr=100.0), federation, rounds=3)
+    w = harness.initial(federation)
     for round in (1, 2, 3):
         visit = recorder.visit(round, "train", 0)
-        w = sgd(w, *harness.examples(world, 0), visit.plans[1], HEAVY)[0]
+        w = sgd(w, *harness.examples(federation, 0), visit.plans[1], HEAVY)[0]
         assert all((weight - 1).abs().max() < 1e-12 for weight in visit.output[0].weights.values())
     harness.assert_close(recorder.visit(3, "personalize", 0).output[0], w)
 
 
 def test_who_never_trained_has_the_global_model(recorder):
     """And the first epochs come in the second round that a client trains, whichever that is of the run."""
-    world = harness.federation()
+    federation = harness.make_federation()
     cohorts = Planned(cohorts={1: [0], 2: [0], 3: [0, 1], 4: [1]})
-    recorder.run(FedALA(training=PLAIN, first_epochs=4), world, rounds=4, participation=cohorts)
+    recorder.run(FedALA(training=PLAIN, first_epochs=4), federation, rounds=4, participation=cohorts)
     g = harness.arrays(recorder.visit(2, "score", 1).shared)
     harness.assert_close(recorder.visit(2, "personalize", 1).output[0], g)
     epochs = {
@@ -149,11 +149,11 @@ def test_who_never_trained_has_the_global_model(recorder):
 
 def test_a_new_client_trains_then_learns_its_weights(recorder):
     """Pitfall: libraries fine-tune the received model and then predict with another one."""
-    world = harness.federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
-    recorder.run(FedALA(training=HEAVY, weight_lr=3.0), world)
+    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
+    recorder.run(FedALA(training=HEAVY, weight_lr=3.0), federation)
     assert (2, "train", 2) not in recorder.visits
     visit = recorder.visit(2, "personalize", 2)
-    x, y = harness.examples(world, 2)
+    x, y = harness.examples(federation, 2)
     g = harness.arrays(visit.shared.model)
     none, training, weights = visit.plans
     assert none == []
@@ -166,8 +166,8 @@ def test_a_new_client_trains_then_learns_its_weights(recorder):
 
 def test_small_clients(recorder):
     """Pitfall: clients smaller than a batch train too; a single example is no sample for the weights."""
-    world = harness.federation(labels=([0, 1, 2, 1, 1, 0], [1], [2, 2]))
-    recorder.run(FedALA(training=Training(lr=0.1, epochs=1, batch_size=50)), world, rounds=3)
+    federation = harness.make_federation(labels=([0, 1, 2, 1, 1, 0], [1], [2, 2]))
+    recorder.run(FedALA(training=Training(lr=0.1, epochs=1, batch_size=50)), federation, rounds=3)
     steps = {client: int(recorder.visit(2, "train", client).output[2]["steps"]) for client in (0, 1, 2)}
     assert steps == {0: 11, 1: 1, 2: 11}
     for client in (0, 1, 2):
@@ -177,26 +177,26 @@ def test_small_clients(recorder):
 
 def test_a_round_without_steps_does_not_count():
     """A client that has not trained has no old model, though it took part."""
-    world = harness.federation(labels=([0, 1, 2], []))
+    federation = harness.make_federation(labels=([0, 1, 2], []))
     one = FedALA(training=PLAIN)
-    task = one.bind(world.common_task)
+    task = one.bind(federation.common_task)
     download = Download(one.init_server(task, new_key(5)))
     for client, rounds in ((0, 1), (1, 0)):
-        state = one.init_client(task, world.info(client), new_key(5))
-        assert int(one.local_update(task, download, state, world.data(client), new_key(0)).state.rounds) == rounds
+        state = one.init_client(task, federation.info(client), new_key(5))
+        assert int(one.local_update(task, download, state, federation.data(client), new_key(0)).state.rounds) == rounds
 
 
 def test_layers_are_counted_from_the_end_without_buffers():
     """The module is linear 0, batch norm 1, linears 4 and 6: buffers are averaged, never mixed."""
     task = module()
     for layers, prefixes in [(1, "6"), (2, "46"), (3, "146"), (4, "0146"), (9, "0146")]:
-        world = federation(task)
-        weights = FedALA(layers=layers).init_client(task, world.info(0), new_key(0)).weights
+        federation = make_federation(task)
+        weights = FedALA(layers=layers).init_client(task, federation.info(0), new_key(0)).weights
         assert set(weights) == {f"{prefix}.{kind}" for prefix in prefixes for kind in ("weight", "bias")}
 
 
 def test_buffers_of_a_personal_model_are_those_received():
-    record = run(FedALA(training=HEAVY, layers=4, weight_lr=50.0), Reference(), federation(module()), rounds=3)
+    record = run(FedALA(training=HEAVY, layers=4, weight_lr=50.0), Reference(), make_federation(module()), rounds=3)
     g = record.reports[-1].personal[5]  # of a client without examples
     for client in (4, 6):
         personal = record.reports[-1].personal[client]

@@ -21,9 +21,9 @@ LARGE = Training(lr=0.1, momentum=0.5, epochs=2, batch_size=10)  # more than the
 
 
 def test_the_gradient_by_hand_is_a_gradient():
-    world = harness.federation()
-    x, y = harness.examples(world, 0)
-    w = harness.arrays(world.common_task.model.init(new_key(0)))
+    federation = harness.make_federation()
+    x, y = harness.examples(federation, 0)
+    w = harness.arrays(federation.common_task.model.init(new_key(0)))
     slope = gradient(w, x, y)
     for name, value in w.items():
         for place in range(0, value.size, 3):
@@ -37,16 +37,16 @@ def test_the_gradient_by_hand_is_a_gradient():
 
 @pytest.mark.parametrize("training", [PLAIN, HEAVY, DROPPING, WHOLE, LARGE])
 def test_two_rounds(recorder, training):
-    world = harness.federation()
-    recorder.run(FedAvg(training=training), world)
+    federation = harness.make_federation()
+    recorder.run(FedAvg(training=training), federation)
     assert_batches = partial(harness.assert_epochs, epochs=training.epochs, drop_last=training.drop_last)
-    w = harness.initial(world)
+    w = harness.initial(federation)
     for round in (1, 2):
         trained = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
             harness.assert_close(visit.shared.model, w)
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             (batches,) = visit.plans
             assert_batches(batches, len(y), training.batch_size or len(y))
             trained.append(sgd(w, x, y, batches, training)[0])
@@ -54,7 +54,7 @@ def test_two_rounds(recorder, training):
         w = average(trained, SIZES)
         for client in (0, 1):
             visit = recorder.visit(round, "score", client)
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             correct, loss = confusion(logits(w, x), y)
             assert visit.output.class_correct.tolist() == correct.tolist()
             assert abs(float(visit.output.loss_sum) - loss) < 1e-11
@@ -62,33 +62,33 @@ def test_two_rounds(recorder, training):
 
 
 def test_orders_differ_by_round_and_client(recorder):
-    recorder.run(FedAvg(training=WHOLE), harness.federation(labels=([0, 1, 2] * 4,) * 2))
+    recorder.run(FedAvg(training=WHOLE), harness.make_federation(labels=([0, 1, 2] * 4,) * 2))
     orders = {tuple(batch) for visit in recorder.visits.values() for plan in visit.plans for batch in plan}
     assert len(orders) == 2 * 2 * WHOLE.epochs
 
 
 def test_weights_are_those_of_the_cohort(recorder):
     """With one client a round, the global model is that client's, whatever the sizes of the others."""
-    world = harness.federation()
+    federation = harness.make_federation()
     one = Participation(plan="fixed", count=1, full_last_round=False)
-    recorder.run(FedAvg(training=HEAVY), world, rounds=3, participation=one)
+    recorder.run(FedAvg(training=HEAVY), federation, rounds=3, participation=one)
     assert {client for report in recorder.reports for client in report.cohort} == {0, 1}
-    w = harness.initial(world)
+    w = harness.initial(federation)
     for report in recorder.reports:
         (client,) = report.cohort
         visit = recorder.visit(report.round, "train", client)
-        w = sgd(w, *harness.examples(world, client), visit.plans[0], HEAVY)[0]
+        w = sgd(w, *harness.examples(federation, client), visit.plans[0], HEAVY)[0]
         harness.assert_close(recorder.visit(report.round, "score", 0).shared, w)
 
 
 def test_steps_in_place_of_epochs(recorder):
     training = Training(lr=0.1, momentum=0.5, steps=7, batch_size=5)
-    world = harness.federation()
-    recorder.run(FedAvg(training=training), world, rounds=1)
-    w = harness.initial(world)
+    federation = harness.make_federation()
+    recorder.run(FedAvg(training=training), federation, rounds=1)
+    w = harness.initial(federation)
     for client in (0, 1):
         visit = recorder.visit(1, "train", client)
         assert len(visit.plans[0]) == 7
-        expected, *_ = sgd(w, *harness.examples(world, client), visit.plans[0], training)
+        expected, *_ = sgd(w, *harness.examples(federation, client), visit.plans[0], training)
         harness.assert_close(visit.output[1]["model"].value, expected)
         assert torch.equal(visit.output[2]["steps"], torch.tensor(7))

@@ -15,19 +15,19 @@ DROPPING = Training(lr=0.1, momentum=0.9, weight_decay=0.01, epochs=1, batch_siz
 @pytest.mark.parametrize("training", [TRAINING, DROPPING])
 @pytest.mark.parametrize(("finetune", "names"), [("all", ALL), ("head", HEAD)])
 def test_two_rounds(recorder, training, finetune, names):
-    world = harness.federation()
+    federation = harness.make_federation()
     algorithm = FedAvgFT(training=training, finetune=finetune, finetune_epochs=3)
-    recorder.run(algorithm, world)
-    w = harness.initial(world)
+    recorder.run(algorithm, federation)
+    w = harness.initial(federation)
     for round in (1, 2):
         trained = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
             harness.assert_close(visit.shared.model, w)
-            trained.append(sgd(w, *harness.examples(world, client), visit.plans[0], training)[0])
+            trained.append(sgd(w, *harness.examples(federation, client), visit.plans[0], training)[0])
         w = average(trained, SIZES)
         for client in (0, 1):
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             visit = recorder.visit(round, "personalize", client)
             (batches,) = visit.plans
             harness.assert_epochs(batches, len(y), training.batch_size, 3, drop_last=training.drop_last)
@@ -36,30 +36,30 @@ def test_two_rounds(recorder, training, finetune, names):
             scores = by_set["clients"]
             harness.assert_close(personal.model, tuned)
             assert int(diagnostics["steps"]) == len(batches)
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             correct, loss = confusion(logits(tuned, x), y)
             assert scores.class_correct.tolist() == correct.tolist()
             assert abs(float(scores.loss_sum) - loss) < 1e-11
 
 
 def test_the_default_is_all_layers_for_five_epochs(recorder):
-    world = harness.federation()
-    recorder.run(FedAvgFT(training=TRAINING), world, rounds=1)
+    federation = harness.make_federation()
+    recorder.run(FedAvgFT(training=TRAINING), federation, rounds=1)
     assert recorder.reports[0].evaluations[-1].adaptation == "5 epochs of all layers"
     for client in (0, 1):
         visit = recorder.visit(1, "personalize", client)
         w = harness.arrays(recorder.visit(1, "score", client).shared.model)
-        tuned, *_ = sgd(w, *harness.examples(world, client), visit.plans[0], TRAINING)
+        tuned, *_ = sgd(w, *harness.examples(federation, client), visit.plans[0], TRAINING)
         harness.assert_epochs(visit.plans[0], SIZES[client], 5, 5)
         harness.assert_close(visit.output[0].model, tuned)
 
 
 def test_a_new_client_is_tuned_from_the_final_model(recorder):
     labels = (*harness.LABELS, [0, 2, 2, 1, 0, 2])
-    world = harness.federation(labels, num_new=1)
-    recorder.run(FedAvgFT(training=TRAINING), world)
+    federation = harness.make_federation(labels, num_new=1)
+    recorder.run(FedAvgFT(training=TRAINING), federation)
     assert (2, "train", 2) not in recorder.visits
     visit = recorder.visit(2, "personalize", 2)
     w = harness.arrays(recorder.visit(2, "score", 0).shared.model)
-    tuned, *_ = sgd(w, *harness.examples(world, 2), visit.plans[0], TRAINING)
+    tuned, *_ = sgd(w, *harness.examples(federation, 2), visit.plans[0], TRAINING)
     harness.assert_close(visit.output[0].model, tuned)

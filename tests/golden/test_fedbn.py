@@ -32,13 +32,13 @@ NEW = [0, 2, 2, 1, 0, 2, 1]
 EPSILON, MOMENTUM = 1e-5, 0.1
 
 
-def federation(labels=harness.LABELS, **options):
+def make_federation(labels=harness.LABELS, **options):
     """Clients with a linear layer, batch normalization, ReLU and a linear head; no layer is called "bn"."""
     layers = [nn.Linear(harness.INPUTS, harness.HIDDEN), nn.BatchNorm1d(harness.HIDDEN), nn.ReLU()]
     module = nn.Sequential(*layers, nn.Linear(harness.HIDDEN, harness.CLASSES))
     model = from_module(module, input_shape=(harness.INPUTS,), num_classes=harness.CLASSES)
     task = Task(model, harness.CLASSES, (harness.INPUTS,))
-    return replace(harness.federation(labels, **options), common_task=task)
+    return replace(harness.make_federation(labels, **options), common_task=task)
 
 
 def pick(w, names):
@@ -94,14 +94,14 @@ def sgd(w, x, y, batches, training, names):
 
 @pytest.mark.parametrize("training", [TRAINING, DROPPING])
 def test_two_rounds(recorder, training):
-    world = federation()
-    recorder.run(FedBN(training=training), world)
-    models = [harness.initial(world)] * 2
+    federation = make_federation()
+    recorder.run(FedBN(training=training), federation)
+    models = [harness.initial(federation)] * 2
     for round in (1, 2):
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
             harness.assert_close(visit.shared.model, pick(models[client], OTHERS))
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             (batches,) = visit.plans
             harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
             models[client] = sgd(models[client], x, y, batches, training, NORM + OTHERS)
@@ -109,19 +109,19 @@ def test_two_rounds(recorder, training):
             harness.assert_close(state, pick(models[client], NORM + STATISTICS))
             harness.assert_close(upload["model"].value, pick(models[client], OTHERS))
             assert float(upload["model"].weight) == SIZES[client]
-            assert_scores(scores, models[client], world, client)
+            assert_scores(scores, models[client], federation, client)
         shared = average([pick(model, OTHERS) for model in models], SIZES)
         models = [{**model, **shared} for model in models]
         for client in (0, 1):
             personal, _, by_set = recorder.visit(round, "personalize", client).output
             harness.assert_close(personal, models[client])
-            assert_scores(by_set["clients"], models[client], world, client)
+            assert_scores(by_set["clients"], models[client], federation, client)
         assert (round, "score", 0) not in recorder.visits  # there is no global model
     assert np.abs(models[0]["1.running_mean"] - models[1]["1.running_mean"]).max() > 0.1
 
 
-def assert_scores(scores, w, world, client):
-    x, y = harness.examples(world, client, "test")
+def assert_scores(scores, w, federation, client):
+    x, y = harness.examples(federation, client, "test")
     correct, loss = confusion(predict(w, x), y)
     assert scores.class_correct.tolist() == correct.tolist()
     assert abs(float(scores.loss_sum) - loss) < 1e-11
@@ -130,15 +130,15 @@ def assert_scores(scores, w, world, client):
 @pytest.mark.parametrize("training", [TRAINING, STEPS])
 def test_a_new_client_trains_its_normalization_layers_as_long_as_the_others(recorder, training):
     """From the common initialization; momentum and decay leave the frozen layers bit-identical."""
-    world = federation((*harness.LABELS, NEW), num_new=1)
-    recorder.run(FedBN(training=training), world, rounds=3)
+    federation = make_federation((*harness.LABELS, NEW), num_new=1)
+    recorder.run(FedBN(training=training), federation, rounds=3)
     visit = recorder.visit(3, "personalize", 2)
-    (batches,), (x, y) = visit.plans, harness.examples(world, 2)
+    (batches,), (x, y) = visit.plans, harness.examples(federation, 2)
     if training.steps:
         assert len(batches) == 3 * training.steps
     else:
         harness.assert_epochs(batches, len(y), training.batch_size, 3 * training.epochs)
-    w = {**harness.initial(world), **harness.arrays(visit.shared.model)}
+    w = {**harness.initial(federation), **harness.arrays(visit.shared.model)}
     harness.assert_close(visit.output[0], sgd(w, x, y, batches, training, NORM))
     for name in OTHERS:
         assert torch.equal(visit.output[0][name], visit.shared.model[name])
@@ -146,27 +146,27 @@ def test_a_new_client_trains_its_normalization_layers_as_long_as_the_others(reco
 
 def test_the_budget_of_a_new_client_counts_who_took_part(recorder):
     """Half of the clients in each of four rounds: two rounds per client."""
-    world = federation((*harness.LABELS, NEW), num_new=1)
+    federation = make_federation((*harness.LABELS, NEW), num_new=1)
     one = Participation(plan="fixed", count=1, full_last_round=False)
-    recorder.run(FedBN(training=TRAINING), world, rounds=4, participation=one)
+    recorder.run(FedBN(training=TRAINING), federation, rounds=4, participation=one)
     (batches,) = recorder.visit(4, "personalize", 2).plans
     harness.assert_epochs(batches, len(NEW), TRAINING.batch_size, 2 * TRAINING.epochs)
 
 
 def test_without_normalization_layers_it_is_fedavg(recorder):
     """At every evaluation point, with the same bits, and new clients too."""
-    world = harness.federation((*harness.LABELS, NEW), num_new=1)
+    federation = harness.make_federation((*harness.LABELS, NEW), num_new=1)
     visits = []
     for algorithm in (FedBN(training=TRAINING), FedAvg(training=TRAINING)):
-        recorder.run(algorithm, world)
+        recorder.run(algorithm, federation)
         visits.append(dict(recorder.visits))
     assert visits[0].keys() == visits[1].keys()
     for key, visit in visits[0].items():
         one, two = tree.paths(visit.output), tree.paths(visits[1][key].output)
         assert one.keys() == two.keys()
         assert all(torch.equal(leaf, two[path]) for path, leaf in one.items()), key
-    assert FedBN().warnings(world.common_task) == ["the model has no normalization layers: this is FedAvg."]
-    assert FedBN().warnings(federation().common_task) == []
+    assert FedBN().warnings(federation.common_task) == ["the model has no normalization layers: this is FedAvg."]
+    assert FedBN().warnings(make_federation().common_task) == []
 
 
 @pytest.mark.parametrize(

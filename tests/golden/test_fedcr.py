@@ -52,31 +52,31 @@ def given(algorithm, training):
 class Expected:
     """The state of server and clients, round after round, next to a recorded run."""
 
-    def __init__(self, world, algorithm, setting):
-        task = world.common_task
+    def __init__(self, federation, algorithm, setting):
+        task = federation.common_task
         initial = GaussianModel(task.model, V, task.num_classes).init(new_key(5).common("model"))
-        self.world, self.algorithm, self.setting = world, algorithm, setting
+        self.federation, self.algorithm, self.setting = federation, algorithm, setting
         start = harness.arrays(initial)
-        self.heads = {client: {name: start[name] for name in cr.HEAD} for client in world.known}
+        self.heads = {client: {name: start[name] for name in cr.HEAD} for client in federation.known}
         body = {name: value for name, value in start.items() if name not in cr.HEAD}
-        self.bodies = dict.fromkeys(world.known, body)
+        self.bodies = dict.fromkeys(federation.known, body)
         self.classes = cr.Classes(np.zeros((task.num_classes, V)), np.ones((task.num_classes, V)))
 
     def assert_round(self, recorder, round):
         """Compare a round's training of all clients; move on to what the server makes of it."""
         bodies, products = [], []
-        for client in self.world.known:
+        for client in self.federation.known:
             body, own = self._assert_update(recorder.visit(round, "train", client), round, client)
             bodies.append(body)
             products.append(own)
         body, self.classes = cr.server_round(self.classes, bodies, products)
         shared = self.algorithm.aggregate_body
-        self.bodies = {client: body if shared else bodies[client] for client in self.world.known}
+        self.bodies = {client: body if shared else bodies[client] for client in self.federation.known}
 
     def _assert_update(self, visit, round, client):
         algorithm, training = self.algorithm, self.algorithm.training
         self._assert_download(visit.shared)
-        x, y = harness.examples(self.world, client)
+        x, y = harness.examples(self.federation, client)
         (batches,) = visit.plans
         harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
         start = {**self.bodies[client], **self.heads[client]}
@@ -85,7 +85,7 @@ class Expected:
         w, products, loss, gap, factor = cr.local_round(
             start, self.classes, x, y, batches, drawn, last, training, self.setting
         )
-        assert factor < 1 or not training.clip_norm, "the world no longer shows clipping"
+        assert factor < 1 or not training.clip_norm, "the federation no longer shows clipping"
         body = {name: value for name, value in w.items() if name not in cr.HEAD}
         self.heads[client] = {name: w[name] for name in cr.HEAD}
         state, upload, metrics, scores = visit.output
@@ -119,10 +119,10 @@ class Expected:
 
     def assert_personal(self, recorder, round):
         """Compare the personal model of every client, its logits and its scores."""
-        for client in self.world.known:
+        for client in self.federation.known:
             visit, algorithm = recorder.visit(round, "personalize", client), self.algorithm
             personal, diagnostics, scores = visit.output
-            x, y = harness.examples(self.world, client)
+            x, y = harness.examples(self.federation, client)
             (batches,) = visit.plans
             training = algorithm.training
             harness.assert_epochs(
@@ -135,13 +135,13 @@ class Expected:
             assert int(diagnostics["steps"]) == len(batches)
             noise = draws(round, client, ("personalize", "prediction"), 0, (algorithm.prediction_samples, V))
             harness.assert_close(personal.noise, noise)
-            x, _ = harness.examples(self.world, client, "test")
-            logits = algorithm.predict(self.world.common_task, personal, torch.from_numpy(x))
+            x, _ = harness.examples(self.federation, client, "test")
+            logits = algorithm.predict(self.federation.common_task, personal, torch.from_numpy(x))
             harness.assert_close(logits, cr.predict(w, x, noise, self.setting))
             self._assert_scores(scores["clients"], client, w, noise)
 
     def _assert_scores(self, scores, client, w, noise):
-        x, y = harness.examples(self.world, client, "test")
+        x, y = harness.examples(self.federation, client, "test")
         correct, loss = confusion(cr.predict(w, x, noise, self.setting), y)
         assert scores.class_correct.tolist() == correct.tolist()
         assert abs(float(scores.loss_sum) - loss) < 1e-11
@@ -151,9 +151,9 @@ class Expected:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_two_rounds(recorder, training, variant):
     algorithm, setting = VARIANTS[variant]
-    algorithm, world = given(algorithm, training), harness.federation()
-    recorder.run(algorithm, world)
-    expected = Expected(world, algorithm, setting)
+    algorithm, federation = given(algorithm, training), harness.make_federation()
+    recorder.run(algorithm, federation)
+    expected = Expected(federation, algorithm, setting)
     for round in (1, 2):
         expected.assert_round(recorder, round)
         expected.assert_personal(recorder, round)
@@ -161,8 +161,8 @@ def test_two_rounds(recorder, training, variant):
 
 def test_what_is_sent(recorder):
     """Body + 2 V numbers per class down, body + 2 V numbers per class that the client has up; never a head."""
-    world = harness.federation()
-    recorder.run(FedCR(training=TRAINING, latent_dim=V), world, rounds=1)
+    federation = harness.make_federation()
+    recorder.run(FedCR(training=TRAINING, latent_dim=V), federation, rounds=1)
     body = harness.INPUTS * harness.HIDDEN + harness.HIDDEN + harness.HIDDEN * 2 * V + 2 * V
     present = [len(set(labels)) for labels in harness.LABELS]
     assert present == [3, 2]
@@ -172,8 +172,8 @@ def test_what_is_sent(recorder):
 
 
 def test_without_bodies_the_class_gaussians_alone_are_sent(recorder):
-    world = harness.federation()
-    recorder.run(FedCR(training=TRAINING, latent_dim=V, aggregate_body=False), world, rounds=1)
+    federation = harness.make_federation()
+    recorder.run(FedCR(training=TRAINING, latent_dim=V, aggregate_body=False), federation, rounds=1)
     assert recorder.reports[0].bytes_down == 4 * 2 * 2 * V * harness.CLASSES
     assert recorder.reports[0].bytes_up == 4 * 2 * V * 5
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from federations import TASKS, federation
+from federations import TASKS, make_federation
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedcr import FedCR, ServerState, alignment_loss
 from fedtailor.algorithms.local import Local
@@ -87,16 +87,16 @@ def test_an_old_product_is_forgotten_and_vague_experts_leave_the_prior():
 
 
 def test_a_class_unseen_by_everyone_keeps_the_standard_normal(recorder):
-    world = harness.federation(([0, 1, 0, 0, 1, 1, 0], [1, 1, 0, 1, 0, 1]))
-    recorder.run(ONE, world)
+    federation = harness.make_federation(([0, 1, 0, 0, 1, 1, 0], [1, 1, 0, 1, 0, 1]))
+    recorder.run(ONE, federation)
     shared = recorder.visit(2, "personalize", 0).shared
     assert shared.means[2].tolist() == [0, 0] and shared.stds[2].tolist() == [1, 1]
     assert (shared.stds[:2] < 0.7).all()
 
 
 def test_bodies_are_averaged_without_weights(recorder):
-    world = harness.federation()
-    recorder.run(ONE, world, rounds=1)
+    federation = harness.make_federation()
+    recorder.run(ONE, federation, rounds=1)
     sent = [recorder.visit(1, "train", client).output[1]["body"] for client in (0, 1)]
     for name, value in recorder.visit(1, "personalize", 0).shared.body.items():
         mean = (sent[0].value[name] + sent[1].value[name]) / 2
@@ -108,8 +108,8 @@ def test_bodies_are_averaged_without_weights(recorder):
 def test_tuning_changes_no_bit_of_the_body(augmented):
     """Momentum and decay would move it even without a gradient."""
     training = replace(TRAINING, weight_decay=0.1, crop_padding=2 * augmented, flip=augmented)
-    one, world = replace(ONE, training=training), federation(TASKS["cnn"](), (6, 9), ())
-    record = run(one, Reference(), world, rounds=1)
+    one, federation = replace(ONE, training=training), make_federation(TASKS["cnn"](), (6, 9), ())
+    record = run(one, Reference(), federation, rounds=1)
     for client, personal in record.reports[-1].personal.items():
         sent = [record.of("train")[1, other][1]["body"].value for other in (0, 1)]
         state = record.of("train")[1, client][0]
@@ -123,20 +123,21 @@ def test_tuning_changes_no_bit_of_the_body(augmented):
 
 def test_cached_features_change_nothing():
     """Inputs that are no images cannot be mirrored, so the flag only makes the tuning compute features anew."""
-    world = federation(TASKS["mlp"](), (6, 9), ())
+    federation = make_federation(TASKS["mlp"](), (6, 9), ())
     runs = [
-        run(replace(ONE, training=replace(TRAINING, flip=flip)), Reference(), world, rounds=1) for flip in (False, True)
+        run(replace(ONE, training=replace(TRAINING, flip=flip)), Reference(), federation, rounds=1)
+        for flip in (False, True)
     ]
     assert_close_runs(*runs)
 
 
 def test_tuning_sees_augmented_images():
-    world = federation(TASKS["cnn"](), (6, 9), ())
+    federation = make_federation(TASKS["cnn"](), (6, 9), ())
     runs = [
         run(
             replace(ONE, training=replace(TRAINING, epochs=0, crop_padding=padding)),
             Reference(),
-            world,
+            federation,
             rounds=1,
         )
         for padding in (0, 3)
@@ -147,13 +148,13 @@ def test_tuning_sees_augmented_images():
 
 @pytest.mark.parametrize("prediction", ["mean_logits", "mean_probabilities"])
 def test_a_prediction_depends_on_its_example_alone(recorder, prediction):
-    world = harness.federation()
+    federation = harness.make_federation()
     one = replace(ONE, prediction=prediction)
-    recorder.run(one, world, rounds=1)
+    recorder.run(one, federation, rounds=1)
     personal = recorder.visit(1, "personalize", 0).output[0]
-    x = world.x[:9]
-    together = one.predict(world.common_task, personal, x)
-    alone = torch.cat([one.predict(world.common_task, personal, row[None]) for row in x])
+    x = federation.x[:9]
+    together = one.predict(federation.common_task, personal, x)
+    alone = torch.cat([one.predict(federation.common_task, personal, row[None]) for row in x])
     harness.assert_close(alone, together.numpy())
     if prediction == "mean_probabilities":
         harness.assert_close(together.exp().sum(1), np.ones(9))
@@ -163,8 +164,8 @@ def test_a_prediction_depends_on_its_example_alone(recorder, prediction):
 
 @pytest.mark.parametrize("labels", [[2], [1, 1, 1], [0, 2]], ids=["one example", "one class", "two examples"])
 def test_small_clients(recorder, labels):
-    world = harness.federation((USUAL, labels))
-    recorder.run(ONE, world)
+    federation = harness.make_federation((USUAL, labels))
+    recorder.run(ONE, federation)
     assert recorder.reports[0].events == recorder.reports[1].events == []
     upload = recorder.visit(1, "train", 1).output[1]
     assert set(np.flatnonzero(upload["precisions"].rows)) == set(labels)
@@ -183,8 +184,8 @@ def test_deviations_that_vanish_leave_everything_finite(recorder, monkeypatch):
         return params
 
     monkeypatch.setattr(GaussianModel, "init", init)
-    world = harness.federation()
-    recorder.run(ONE, world)
+    federation = harness.make_federation()
+    recorder.run(ONE, federation)
     assert recorder.reports[0].events == recorder.reports[1].events == []
     count = len([label for label in USUAL if label == 0])
     precisions = recorder.visit(1, "train", 0).output[1]["precisions"].value
@@ -196,9 +197,9 @@ def test_a_client_with_damaged_data_changes_nothing_for_the_others(monkeypatch):
     def damage(x, splits):
         x[splits[2].train[1], 0] = np.nan
 
-    world = harness.federation((*harness.LABELS, USUAL), change=damage)
-    damaged = harness.Recorder(monkeypatch).run(ONE, world)
-    alone = harness.Recorder(monkeypatch).run(ONE, replace(world, splits=world.splits[:2]))
+    federation = harness.make_federation((*harness.LABELS, USUAL), change=damage)
+    damaged = harness.Recorder(monkeypatch).run(ONE, federation)
+    alone = harness.Recorder(monkeypatch).run(ONE, replace(federation, splits=federation.splits[:2]))
     for report in damaged.reports:
         assert [event["client"] for event in report.events if event["kind"] == "quarantine"] == [2]
     for client in (0, 1):
@@ -209,9 +210,9 @@ def test_a_client_with_damaged_data_changes_nothing_for_the_others(monkeypatch):
 
 @pytest.mark.parametrize("aggregate_body", [True, False])
 def test_a_new_client_starts_with_a_fresh_head(recorder, aggregate_body):
-    world = harness.federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
+    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
     one = replace(ONE, aggregate_body=aggregate_body, head_epochs=0)
-    recorder.run(one, world)
+    recorder.run(one, federation)
     assert (1, "train", 2) not in recorder.visits
     personal = recorder.visit(2, "personalize", 2).output[0]
     initial = stochastic().model.init(new_key(5).common("model"))
@@ -220,8 +221,8 @@ def test_a_new_client_starts_with_a_fresh_head(recorder, aggregate_body):
 
 
 def test_private_bodies_stay_private(recorder):
-    world = harness.federation()
-    recorder.run(replace(ONE, aggregate_body=False), world)
+    federation = harness.make_federation()
+    recorder.run(replace(ONE, aggregate_body=False), federation)
     for client in (0, 1):
         start, end = (recorder.visit(round, "train", client).output[0] for round in (1, 2))
         personal = recorder.visit(2, "personalize", client).output[0]
@@ -242,23 +243,23 @@ OPTIONS = {
 @pytest.mark.parametrize("kind", ["mlp", "module"])
 def test_engines_agree(kind, options):
     """Uneven clients, one of them without examples, and new ones."""
-    one, world = replace(ONE, **options), federation(TASKS[kind]())
-    expected = run(one, Reference(), world)
+    one, federation = replace(ONE, **options), make_federation(TASKS[kind]())
+    expected = run(one, Reference(), federation)
     for block in (32, 2):
-        assert_close_runs(expected, run(one, Batched(block), world))
+        assert_close_runs(expected, run(one, Batched(block), federation))
     assert all(event["kind"] == "skipped" for report in expected.reports for event in report.events)
 
 
 def test_engines_agree_with_augmentation():
     training = replace(TRAINING, crop_padding=2, flip=True)
-    one, world = replace(ONE, training=training), federation(TASKS["cnn"](), (1, 4, 9), (3,))
-    assert_close_runs(run(one, Reference(), world), run(one, Batched(32), world))
+    one, federation = replace(ONE, training=training), make_federation(TASKS["cnn"](), (1, 4, 9), (3,))
+    assert_close_runs(run(one, Reference(), federation), run(one, Batched(32), federation))
 
 
 def mixed(one, other):
     """Return a federation whose clients have one model and another in turn."""
-    world = federation(one)
-    return replace(world, client_tasks=[(one, other)[client % 2] for client in range(len(world.splits))])
+    federation = make_federation(one)
+    return replace(federation, client_tasks=[(one, other)[client % 2] for client in range(len(federation.splits))])
 
 
 @pytest.mark.parametrize("engine", [Batched(), Batched(2)])
@@ -276,8 +277,8 @@ def test_private_bodies_may_differ_in_architecture(float64, engine):
 
 def test_methods_that_send_the_model_refuse_several(float64):
     small = TASKS["mlp"]()
-    world = mixed(small, small._replace(model=mlp((4,), small.num_classes, hidden=9)))
+    federation = mixed(small, small._replace(model=mlp((4,), small.num_classes, hidden=9)))
     for algorithm in (ONE, FedAvg(training=TRAINING)):
         with pytest.raises(ConfigError, match="the model of client 1 differs from the common one"):
-            run(algorithm, Reference(), world)
-    run(Local(training=TRAINING), Reference(), world)
+            run(algorithm, Reference(), federation)
+    run(Local(training=TRAINING), Reference(), federation)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import federations
-from federations import Planned, federation, perceptron
+from federations import Planned, make_federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.feddyn import FedDyn
 from fedtailor.algorithms.fedprox import FedProx
@@ -54,9 +54,9 @@ def watch_servers(monkeypatch):
 def test_four_rounds(recorder, monkeypatch, training, alpha):
     """h moves by the sum over the cohort divided by the population; the mean over the cohort is a plain one."""
     servers = watch_servers(monkeypatch)
-    world = harness.federation()
-    recorder.run(FedDyn(training=training, alpha=alpha), world, rounds=4, participation=COHORTS)
-    w = harness.initial(world)
+    federation = harness.make_federation()
+    recorder.run(FedDyn(training=training, alpha=alpha), federation, rounds=4, participation=COHORTS)
+    w = harness.initial(federation)
     h, own = harness.zeros(w), [harness.zeros(w), harness.zeros(w)]
     for report, server in zip(recorder.reports, servers, strict=True):
         trained = []
@@ -65,7 +65,7 @@ def test_four_rounds(recorder, monkeypatch, training, alpha):
             assert visit.shared._fields == ("model",)
             harness.assert_close(visit.shared.model, w)
             (batches,) = visit.plans
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             new, loss = regularized_sgd(w, x, y, batches, training, alpha, own[client])
             trained.append(new)
             own[client] = {name: own[client][name] - alpha * (new[name] - w[name]) for name in ALL}
@@ -78,7 +78,7 @@ def test_four_rounds(recorder, monkeypatch, training, alpha):
         w = {name: np.mean([new[name] for new in trained], 0) - h[name] / alpha for name in ALL}
         harness.assert_close(server.gradient, h)
         harness.assert_close(server.model, w)
-        x, y = harness.examples(world, 0, "test")
+        x, y = harness.examples(federation, 0, "test")
         score = recorder.visit(report.round, "score", 0).output
         assert score.class_correct.tolist() == confusion(logits(w, x), y)[0].tolist()
         harness.assert_close(recorder.visit(report.round, "personalize", 0).output[0], w)
@@ -89,8 +89,8 @@ def test_h_is_the_mean_of_all_clients_gradients(monkeypatch):
     """A divisor that is the cohort in place of the population breaks this."""
     servers = watch_servers(monkeypatch)
     cohorts = Planned(cohorts={1: [0, 2], 2: [1], 3: [1, 2]})
-    world = federation(perceptron(), (8, 5, 9, 0), ())
-    record = run(FedDyn(training=PLAIN), Reference(), world, rounds=3, participation=cohorts)
+    federation = make_federation(perceptron(), (8, 5, 9, 0), ())
+    record = run(FedDyn(training=PLAIN), Reference(), federation, rounds=3, participation=cohorts)
     states = {client: output[0].gradient for (_, client), output in record.of("train").items()}  # the last of each
     for name, h in servers[-1].gradient.items():
         total = sum(state[name] for state in states.values())
@@ -100,16 +100,16 @@ def test_h_is_the_mean_of_all_clients_gradients(monkeypatch):
 def test_the_first_round_of_clients_is_fedproxs(monkeypatch):
     """While nothing is accumulated, clients only feel the distance; the server goes twice as far as their mean."""
     servers = watch_servers(monkeypatch)
-    world = federation(perceptron(), (8, 5, 9), ())
+    federation = make_federation(perceptron(), (8, 5, 9), ())
     dyn, prox = (
-        run(one, Reference(), world, rounds=1)
+        run(one, Reference(), federation, rounds=1)
         for one in (FedDyn(training=HEAVY, alpha=0.7), FedProx(training=HEAVY, penalty=0.7))
     )
     uploads = [dyn.of("train")[1, client][1]["model"].value for client in range(3)]
     for client, upload in enumerate(uploads):
         other = prox.of("train")[1, client][1]["model"].value
         assert all(torch.allclose(leaf, other[name], rtol=0, atol=1e-13) for name, leaf in upload.items())
-    initial = world.common_task.model.init(new_key(3).common("model"))
+    initial = federation.common_task.model.init(new_key(3).common("model"))
     for name, leaf in servers[0].model.items():
         mean = sum(upload[name] for upload in uploads) / 3
         assert torch.allclose(leaf, 2 * mean - initial[name], rtol=0, atol=1e-12)
@@ -117,26 +117,26 @@ def test_the_first_round_of_clients_is_fedproxs(monkeypatch):
 
 def test_it_ends_where_the_mean_gradient_vanishes():
     """Many local steps on clients of different classes carry FedAvg away from every stationary point."""
-    world = harness.federation(([0, 0, 1, 0, 2, 0, 1, 0] * 4, [1, 1, 2, 1] * 8))
+    federation = harness.make_federation(([0, 0, 1, 0, 2, 0, 1, 0] * 4, [1, 1, 2, 1] * 8))
     training = Training(lr=0.2, epochs=10, batch_size=0)
     norms = []
     for one in (FedAvg(training=training), FedDyn(training=training, alpha=1.0)):
-        record = run(one, Reference(), world, rounds=30, evaluate_every=0, personalized_every=0)
+        record = run(one, Reference(), federation, rounds=30, evaluate_every=0, personalized_every=0)
         w = harness.arrays(record.reports[-1].personal[0])
-        slopes = [gradient(w, *harness.examples(world, client)) for client in (0, 1)]
+        slopes = [gradient(w, *harness.examples(federation, client)) for client in (0, 1)]
         norms.append(np.sqrt(sum(((slopes[0][name] + slopes[1][name]) ** 2).sum() for name in ALL)) / 2)
     assert norms[1] < 0.05 < 0.3 < norms[0]
 
 
 def test_gradients_are_those_at_the_local_minimum(recorder):
     """After long local training g_i is the gradient of the client's loss where it ended, in every round."""
-    world = harness.federation()
+    federation = harness.make_federation()
     training = Training(lr=0.1, batch_size=0, epochs=200)
-    recorder.run(FedDyn(training=training, alpha=5.0), world)
+    recorder.run(FedDyn(training=training, alpha=5.0), federation)
     for round in (1, 2):
         for client in (0, 1):
             state, upload, *_ = recorder.visit(round, "train", client).output
-            slope = gradient(harness.arrays(upload["model"].value), *harness.examples(world, client))
+            slope = gradient(harness.arrays(upload["model"].value), *harness.examples(federation, client))
             for name in ALL:
                 np.testing.assert_allclose(state.gradient[name].numpy(), slope[name], atol=1e-8)
                 assert np.abs(slope[name]).max() > 1e-3
@@ -144,9 +144,9 @@ def test_gradients_are_those_at_the_local_minimum(recorder):
 
 def test_buffers_are_plain_averages_without_a_correction(monkeypatch):
     servers = watch_servers(monkeypatch)
-    world = federation(federations.module(), (9, 14), ())
-    record = run(FedDyn(training=PLAIN), Reference(), world, rounds=2)
-    buffers = world.common_task.names("buffer")
+    federation = make_federation(federations.module(), (9, 14), ())
+    record = run(FedDyn(training=PLAIN), Reference(), federation, rounds=2)
+    buffers = federation.common_task.names("buffer")
     assert buffers and not set(buffers) & set(servers[-1].gradient)
     for round, server in enumerate(servers, start=1):
         outputs = [record.of("train")[round, client] for client in (0, 1)]
@@ -159,10 +159,11 @@ def test_buffers_are_plain_averages_without_a_correction(monkeypatch):
 
 def test_buffers_are_not_penalized():
     """While parameters hardly move, running statistics do, and the recorded loss does not feel it."""
-    world = federation(federations.module(), (9, 14), ())
+    federation = make_federation(federations.module(), (9, 14), ())
     still = Training(lr=1e-13, epochs=3, batch_size=5)
     plain, strong = (
-        run(one, Reference(), world, rounds=1) for one in (FedAvg(training=still), FedDyn(training=still, alpha=1e3))
+        run(one, Reference(), federation, rounds=1)
+        for one in (FedAvg(training=still), FedDyn(training=still, alpha=1e3))
     )
     for client in (0, 1):
         losses = [float(record.of("train")[1, client][2]["loss"]) for record in (plain, strong)]
@@ -171,18 +172,18 @@ def test_buffers_are_not_penalized():
 
 def test_no_step_no_change():
     """A client without examples keeps its gradient, and sends what it received."""
-    world, one = federation(perceptron(), (5, 0), ()), FedDyn(training=PLAIN)
-    task = world.common_task
+    federation, one = make_federation(perceptron(), (5, 0), ()), FedDyn(training=PLAIN)
+    task = federation.common_task
     model = one.init_server(task, new_key(0)).model
-    state = tree.map(lambda leaf: leaf + 0.2, one.init_client(task, world.info(1), new_key(0)))
-    update = one.local_update(one.bind(task), Download(ModelState(model)), state, world.data(1), new_key(0))
+    state = tree.map(lambda leaf: leaf + 0.2, one.init_client(task, federation.info(1), new_key(0)))
+    update = one.local_update(one.bind(task), Download(ModelState(model)), state, federation.data(1), new_key(0))
     assert_same_bits(update.state, state)
     assert_same_bits(update.upload["model"].value, model)
 
 
 def test_a_new_client_predicts_with_the_global_model(recorder):
-    world = harness.federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
-    recorder.run(FedDyn(training=PLAIN), world)
+    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
+    recorder.run(FedDyn(training=PLAIN), federation)
     visit = recorder.visit(2, "personalize", 2)
     assert visit.plans == [] and FedDyn.primary_evaluation == "global"
     harness.assert_close(visit.output[0], harness.arrays(recorder.visit(2, "score", 0).shared))

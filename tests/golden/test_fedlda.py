@@ -21,60 +21,60 @@ USUAL = harness.LABELS[0]
 TOLERANCE = 1e-11
 
 
-def assert_run(recorder, world, algorithm, *, rounds=2):
+def assert_run(recorder, federation, algorithm, *, rounds=2):
     """Compare every update, aggregate and evaluation with the expected side."""
     body, shared = server_of(recorder.visit(1, "train", 0).shared)
-    clients = [client for client in world.known if len(world.splits[client].train)]
-    sizes = [len(world.splits[client].train) for client in clients]
+    clients = [client for client in federation.known if len(federation.splits[client].train)]
+    sizes = [len(federation.splits[client].train) for client in clients]
     for round in range(1, rounds + 1):
         updates = {}
         for client in clients:
             visit = recorder.visit(round, "train", client)
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             (batches,) = visit.plans
             harness.assert_epochs(batches, len(y), algorithm.training.batch_size, algorithm.training.epochs)
             updates[client] = lda.local_round(body, shared, x, y, batches, algorithm)
-            assert_update(visit, world, client, *updates[client], shared)
+            assert_update(visit, federation, client, *updates[client], shared)
         body, shared = lda.server_average(list(updates.values()), sizes)
-        for client in [*world.known, *world.new]:
+        for client in [*federation.known, *federation.new]:
             own = updates[client][0] if algorithm.evaluated_body == "local" and client in updates else body
             personal, _, scores = recorder.visit(round, "personalize", client).output
-            assert_personal(personal, world, client, own, shared)
-            x, y = harness.examples(world, client, "test")
-            assert_scores(scores["clients"], logits_of(world, client, own, shared), y, TOLERANCE)
+            assert_personal(personal, federation, client, own, shared)
+            x, y = harness.examples(federation, client, "test")
+            assert_scores(scores["clients"], logits_of(federation, client, own, shared), y, TOLERANCE)
 
 
-def logits_of(world, client, body, shared):
-    weight, bias = lda.head(shared, harness.examples(world, client)[1])
-    return features(body, harness.examples(world, client, "test")[0]) @ weight.T + bias
+def logits_of(federation, client, body, shared):
+    weight, bias = lda.head(shared, harness.examples(federation, client)[1])
+    return features(body, harness.examples(federation, client, "test")[0]) @ weight.T + bias
 
 
-def assert_update(visit, world, client, body, gaussian, shared):
+def assert_update(visit, federation, client, body, gaussian, shared):
     """Compare a client's upload, and its scores right after training: its own body, the server's Gaussian."""
     _, upload, metrics, scores = visit.output
     assert set(upload) == {"body", "means", "covariance"}
-    assert {float(entry.weight) for entry in upload.values()} == {len(world.splits[client].train)}
+    assert {float(entry.weight) for entry in upload.values()} == {len(federation.splits[client].train)}
     harness.assert_close(upload["body"].value, body, TOLERANCE)
     harness.assert_close(upload["means"].value, gaussian.means, TOLERANCE)
     harness.assert_close(upload["covariance"].value, gaussian.covariance, TOLERANCE)
-    weight, _ = lda.head(shared, harness.examples(world, client)[1])
+    weight, _ = lda.head(shared, harness.examples(federation, client)[1])
     condition = np.linalg.cond(fda.shrink(shared.covariance, lda.SHRINKAGE))
     harness.assert_close(metrics["max_head_weight"], np.abs(weight).max(), TOLERANCE)
     harness.assert_close(metrics["covariance_condition"], condition, 1e-9)
     harness.assert_close(metrics["feature_scale"], np.sqrt(np.diag(shared.covariance)).mean(), TOLERANCE)
-    _, y = harness.examples(world, client, "test")
-    assert_scores(scores, logits_of(world, client, body, shared), y, TOLERANCE)
+    _, y = harness.examples(federation, client, "test")
+    assert_scores(scores, logits_of(federation, client, body, shared), y, TOLERANCE)
 
 
-def assert_personal(personal, world, client, body, shared):
+def assert_personal(personal, federation, client, body, shared):
     """Compare a personal model and its logits."""
     harness.assert_close(personal.body, body, TOLERANCE)
     harness.assert_close(personal.means, shared.means, TOLERANCE)
     harness.assert_close(personal.covariance, shared.covariance, TOLERANCE)
-    harness.assert_close(personal.prior, fda.prior(harness.examples(world, client)[1], harness.CLASSES))
-    x, _ = harness.examples(world, client, "test")
-    given = FedLDA().predict(world.common_task, personal, torch.from_numpy(x))
-    harness.assert_close(given, logits_of(world, client, body, shared), TOLERANCE)
+    harness.assert_close(personal.prior, fda.prior(harness.examples(federation, client)[1], harness.CLASSES))
+    x, _ = harness.examples(federation, client, "test")
+    given = FedLDA().predict(federation.common_task, personal, torch.from_numpy(x))
+    harness.assert_close(given, logits_of(federation, client, body, shared), TOLERANCE)
 
 
 OPTIONS = [
@@ -91,10 +91,10 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "defaults")
 def test_two_rounds(recorder, options):
-    world = harness.federation()
+    federation = harness.make_federation()
     algorithm = FedLDA(training=TRAINING, **options)
-    recorder.run(algorithm, world)
-    assert_run(recorder, world, algorithm)
+    recorder.run(algorithm, federation)
+    assert_run(recorder, federation, algorithm)
 
 
 SMALL = {
@@ -108,54 +108,54 @@ SMALL = {
 @pytest.mark.parametrize("centering", ["class", "batch"])
 @pytest.mark.parametrize("labels", SMALL.values(), ids=SMALL)
 def test_small_clients(recorder, labels, centering):
-    world = harness.federation((USUAL, labels))
+    federation = harness.make_federation((USUAL, labels))
     algorithm = FedLDA(training=TRAINING, penalty_centering=centering)
-    recorder.run(algorithm, world)
-    assert_run(recorder, world, algorithm)
+    recorder.run(algorithm, federation)
+    assert_run(recorder, federation, algorithm)
 
 
 def test_a_class_without_any_example_keeps_its_initial_mean(recorder):
-    world = harness.federation(([0, 1, 0, 0, 1, 1, 0], [1, 1, 0, 1, 0, 1]))
-    recorder.run(FedLDA(training=TRAINING), world)
-    assert_run(recorder, world, FedLDA(training=TRAINING))
+    federation = harness.make_federation(([0, 1, 0, 0, 1, 1, 0], [1, 1, 0, 1, 0, 1]))
+    recorder.run(FedLDA(training=TRAINING), federation)
+    assert_run(recorder, federation, FedLDA(training=TRAINING))
     first, last = (recorder.visit(*which, 0).shared.means[2] for which in ((1, "train"), (2, "personalize")))
     harness.assert_close(last, first.numpy())
 
 
 @pytest.mark.parametrize("evaluated", ["global", "local"])
 def test_new_clients_and_those_without_data_need_their_class_frequencies_only(recorder, evaluated):
-    world = harness.federation((*harness.LABELS, [], [0, 2, 2, 1]), num_new=1)
+    federation = harness.make_federation((*harness.LABELS, [], [0, 2, 2, 1]), num_new=1)
     algorithm = FedLDA(training=TRAINING, evaluated_body=evaluated)
-    recorder.run(algorithm, world)
-    assert_run(recorder, world, algorithm)
+    recorder.run(algorithm, federation)
+    assert_run(recorder, federation, algorithm)
     for client in (2, 3):
         assert recorder.visit(2, "personalize", client).plans == [] and (1, "train", client) not in recorder.visits
 
 
 def test_what_the_server_starts_with(recorder):
-    world = harness.federation()
-    recorder.run(FedLDA(training=TRAINING), world, rounds=1)
+    federation = harness.make_federation()
+    recorder.run(FedLDA(training=TRAINING), federation, rounds=1)
     body, shared = server_of(recorder.visit(1, "train", 0).shared)
-    initial = harness.initial(world)
+    initial = harness.initial(federation)
     assert all(np.array_equal(body[name], initial[name]) for name in BODY) and set(body) == set(BODY)
     assert np.array_equal(shared.covariance, np.eye(harness.HIDDEN))
     assert np.abs(shared.means).max() <= 0.1 and shared.means.min() < -0.05 and shared.means.max() > 0.05
 
 
 def test_the_global_model_has_equally_likely_classes(recorder):
-    world = harness.federation()
-    recorder.run(FedLDA(training=TRAINING), world, rounds=1)
-    for client in world.known:
+    federation = harness.make_federation()
+    recorder.run(FedLDA(training=TRAINING), federation, rounds=1)
+    for client in federation.known:
         body, shared = server_of(recorder.visit(1, "personalize", client).shared)
-        x, y = harness.examples(world, client, "test")
+        x, y = harness.examples(federation, client, "test")
         expected = fda.classify(features(body, x), shared, np.full(harness.CLASSES, 1 / 3), fda.RELEASED)
         assert_scores(recorder.visit(1, "score", client).output, expected, y, TOLERANCE)
 
 
 def test_bytes_of_a_round(recorder):
     """|phi| + C d + d (d + 1) / 2 numbers of 4 bytes each way, and n_i up; neither head nor prior is sent."""
-    world = harness.federation()
-    recorder.run(FedLDA(training=TRAINING), world, rounds=1)
+    federation = harness.make_federation()
+    recorder.run(FedLDA(training=TRAINING), federation, rounds=1)
     d, classes = harness.HIDDEN, harness.CLASSES
     numbers = harness.INPUTS * d + d + classes * d + d * (d + 1) // 2
     assert recorder.reports[0].bytes_down == 2 * 4 * numbers
@@ -169,9 +169,9 @@ def not_a_number(x, splits):
 
 def test_a_client_with_damaged_data_changes_nothing_for_the_others(monkeypatch):
     algorithm = FedLDA(training=TRAINING)
-    world = harness.federation((*harness.LABELS, USUAL), change=not_a_number)
-    damaged = harness.Recorder(monkeypatch).run(algorithm, world)
-    alone = harness.Recorder(monkeypatch).run(algorithm, replace(world, splits=world.splits[:2]))
+    federation = harness.make_federation((*harness.LABELS, USUAL), change=not_a_number)
+    damaged = harness.Recorder(monkeypatch).run(algorithm, federation)
+    alone = harness.Recorder(monkeypatch).run(algorithm, replace(federation, splits=federation.splits[:2]))
     for report in damaged.reports:
         (event,) = [event for event in report.events if event["kind"] == "quarantine"]
         assert event["client"] == 2 and "not finite" in event["reason"]

@@ -24,8 +24,8 @@ def client_with(z, y, classes):
     d = z.shape[1]
     task = Task(mlp((d,), classes, hidden=d), classes, (d,))
     rows = torch.arange(len(y))
-    world = Federation(torch.from_numpy(z), torch.from_numpy(y), [Split(rows, rows[:0], rows[:0])], task)
-    return task, world.data(0)
+    federation = Federation(torch.from_numpy(z), torch.from_numpy(y), [Split(rows, rows[:0], rows[:0])], task)
+    return task, federation.data(0)
 
 
 def server(means, covariance):
@@ -84,12 +84,12 @@ def test_means_are_those_of_pfedfda_with_beta_one_half():
 
 
 def test_without_a_penalty_training_is_that_of_cross_entropy(recorder):
-    world = harness.federation()
+    federation = harness.make_federation()
     training = Training(lr=0.1, momentum=0.9, weight_decay=0.01, epochs=2, batch_size=5)
-    recorder.run(FedLDA(training=training, penalty=0.0), world, rounds=1)
-    for client in world.known:
+    recorder.run(FedLDA(training=training, penalty=0.0), federation, rounds=1)
+    for client in federation.known:
         visit = recorder.visit(1, "train", client)
-        x, y = harness.examples(world, client)
+        x, y = harness.examples(federation, client)
         shared = visit.shared
         pi = fda.prior(y, harness.CLASSES)
         head = fda.discriminant(shared.means.numpy(), shared.covariance.numpy(), pi, 1e-4)
@@ -104,7 +104,8 @@ def test_batches_of_one_pay_no_penalty(recorder, monkeypatch):
     training = Training(lr=0.1, epochs=2, batch_size=1)
     bodies = []
     for options in ({"penalty": 0.0}, {"penalty": 9.0}, {"penalty": 9.0, "penalty_centering": "batch"}):
-        run = harness.Recorder(monkeypatch).run(FedLDA(training=training, **options), harness.federation(), rounds=1)
+        algorithm = FedLDA(training=training, **options)
+        run = harness.Recorder(monkeypatch).run(algorithm, harness.make_federation(), rounds=1)
         bodies.append(run.visit(1, "train", 0).output[1]["body"].value)
     assert all(torch.equal(bodies[0][name], other[name]) for other in bodies[1:] for name in BODY)
 
@@ -177,9 +178,10 @@ def test_features_that_are_always_zero_leave_the_classifier_finite(recorder):
     def no_inputs(x, splits):
         x[:] = 0
 
-    world = harness.federation(change=no_inputs)
+    federation = harness.make_federation(change=no_inputs)
     training = Training(lr=0.05, epochs=1, batch_size=5)
-    recorder.run(FedLDA(training=training, cov_ridge=0.0), world, rounds=60, evaluate_every=0, personalized_every=0)
+    algorithm = FedLDA(training=training, cov_ridge=0.0)
+    recorder.run(algorithm, federation, rounds=60, evaluate_every=0, personalized_every=0)
     covariance = recorder.visit(60, "personalize", 0).shared.covariance
     assert float(covariance.diagonal().min()) < 1e-10
     assert recorder.reports[-1].events == [] and set(recorder.reports[-1].personal) == {0, 1}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from federations import Planned
-from fedtailor.algorithms import _head_mixing as mixing
+from fedtailor.algorithms import _head_mixing
 from fedtailor.algorithms.fedpac import FedPAC
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core.adaptation import describe
@@ -78,10 +78,10 @@ def best_mixture(variances, parts, i):
     return a / a.sum()
 
 
-def assert_training(visit, world, client, head, means, known, algorithm):
+def assert_training(visit, federation, client, head, means, known, algorithm):
     """Compare a client's round; return its model, its statistics, class means and counts."""
     training, rate = algorithm.training, replace(algorithm.training, lr=algorithm.head_lr)
-    x, y = harness.examples(world, client)
+    x, y = harness.examples(federation, client)
     for batches, epochs in zip(visit.plans, (algorithm.head_epochs, training.epochs), strict=True):
         harness.assert_epochs(batches, len(y), training.batch_size, epochs, drop_last=training.drop_last)
     w = {**harness.arrays(visit.shared.body), **head}
@@ -93,20 +93,20 @@ def assert_training(visit, world, client, head, means, known, algorithm):
     return w, *found, means_of(w, x, y), np.bincount(y, minlength=CLASSES)
 
 
-def assert_run(recorder, world, algorithm, *, rounds=2, cohorts=None):
+def assert_run(recorder, federation, algorithm, *, rounds=2, cohorts=None):
     """Compare every upload and personal model; return the weights of all heads by round."""
     body, heads = (
-        harness.part(harness.initial(world), BODY),
-        dict.fromkeys(world.known, harness.part(harness.initial(world), HEAD)),
+        harness.part(harness.initial(federation), BODY),
+        dict.fromkeys(federation.known, harness.part(harness.initial(federation), HEAD)),
     )
     means, known, weights = np.zeros((CLASSES, harness.HIDDEN)), np.zeros(CLASSES), {}
     for round in range(1, rounds + 1):
-        cohort, trained = (cohorts or {}).get(round, list(world.known)), []
+        cohort, trained = (cohorts or {}).get(round, list(federation.known)), []
         for client in cohort:
             visit = recorder.visit(round, "train", client)
             harness.assert_close(visit.shared.body, body)
             harness.assert_close(visit.shared.class_means, means)
-            trained.append(assert_training(visit, world, client, heads[client], means, known, algorithm))
+            trained.append(assert_training(visit, federation, client, heads[client], means, known, algorithm))
         ws, variances, parts, own, counts = zip(*trained)
         body = average([harness.part(w, BODY) for w in ws], [count.sum() for count in counts])
         total, summed = sum(counts), sum(count[:, None] * mean for count, mean in zip(counts, own))
@@ -116,16 +116,16 @@ def assert_run(recorder, world, algorithm, *, rounds=2, cohorts=None):
             weights[round] = np.stack([best_mixture(variances, parts, i) for i in range(len(cohort))])
         for client, row in zip(cohort, weights[round]):
             heads[client] = {name: sum(a * w[name] for a, w in zip(row, ws)) for name in HEAD}
-        for client in world.known:
-            assert_personal(recorder.visit(round, "personalize", client), world, client, {**body, **heads[client]})
+        for client in federation.known:
+            assert_personal(recorder.visit(round, "personalize", client), federation, client, {**body, **heads[client]})
     return weights
 
 
-def assert_personal(visit, world, client, w):
+def assert_personal(visit, federation, client, w):
     """Compare a client's personal model and its scores."""
     personal, _, by_set = visit.output
     harness.assert_close(personal.model, w, 1e-11)
-    x, y = harness.examples(world, client, "test")
+    x, y = harness.examples(federation, client, "test")
     correct, loss = confusion(logits(w, x), y)
     assert by_set["clients"].class_correct.tolist() == correct.tolist()
     assert abs(float(by_set["clients"].loss_sum) - loss) < 1e-10
@@ -153,67 +153,69 @@ def assert_upload(output, w, found, means, y, algorithm):
 @pytest.mark.parametrize("options", [{}, {"penalty": 5.0, "head_epochs": 2, "head_lr": 0.3}, {"combine_heads": False}])
 def test_two_rounds(recorder, training, options):
     """Pitfalls: the head has epochs and a rate of its own, statistics are of before, means weigh counts."""
-    world, algorithm = harness.federation(), FedPAC(training=training, **options)
-    recorder.run(algorithm, world)
-    weights = assert_run(recorder, world, algorithm)
+    federation, algorithm = harness.make_federation(), FedPAC(training=training, **options)
+    recorder.run(algorithm, federation)
+    weights = assert_run(recorder, federation, algorithm)
     if algorithm.combine_heads:
         assert any((row > 0.05).all() for rows in weights.values() for row in rows)  # somebody listens to another
 
 
 def test_rows_go_to_the_clients_they_are_for(recorder):
     """Pitfalls: rows are by client, not by place in the list of uploads; a class nobody has sent has the own mean."""
-    world, algorithm = harness.federation(THREE), FedPAC(training=TRAINING)
+    federation, algorithm = harness.make_federation(THREE), FedPAC(training=TRAINING)
     cohorts = {1: [1], 2: [0, 2], 3: [1, 2]}
-    recorder.run(algorithm, world, rounds=4, participation=Planned(cohorts=cohorts))
+    recorder.run(algorithm, federation, rounds=4, participation=Planned(cohorts=cohorts))
     known = [recorder.visit(2, "train", client).shared.known.tolist() for client in (0, 2)]
     assert known == [[0, 1, 1]] * 2  # class 0 trains towards the client's own mean
-    weights = assert_run(recorder, world, algorithm, rounds=4, cohorts=cohorts)
+    weights = assert_run(recorder, federation, algorithm, rounds=4, cohorts=cohorts)
     assert weights[1].tolist() == [[1.0]]
 
 
 def test_class_means_are_not_forgotten(recorder):
     """Class 0 was sent in the first round, by somebody without class 2, and not again."""
     labels = ([0, 0, 1, 0, 1, 1, 0], [1, 2, 2, 1, 2], [0, 2, 0, 0, 1, 2])
-    world, algorithm, cohorts = harness.federation(labels), FedPAC(training=TRAINING), {1: [0], 2: [1], 3: [1, 2]}
-    recorder.run(algorithm, world, rounds=3, participation=Planned(cohorts=cohorts))
+    federation = harness.make_federation(labels)
+    algorithm = FedPAC(training=TRAINING)
+    cohorts = {1: [0], 2: [1], 3: [1, 2]}
+    recorder.run(algorithm, federation, rounds=3, participation=Planned(cohorts=cohorts))
     assert recorder.visit(3, "train", 2).shared.known.tolist() == [1, 1, 1]
-    assert_run(recorder, world, algorithm, rounds=3, cohorts=cohorts)
+    assert_run(recorder, federation, algorithm, rounds=3, cohorts=cohorts)
 
 
 def test_the_first_round_aligns_nothing(recorder):
-    world = harness.federation()
+    federation = harness.make_federation()
     for penalty in (0.0, 10.0):
-        recorder.run(FedPAC(training=TRAINING, penalty=penalty), world, rounds=2, seed=5)
+        recorder.run(FedPAC(training=TRAINING, penalty=penalty), federation, rounds=2, seed=5)
     one, two = (recorder.reports[place].personal for place in (1, 3))
     assert not torch.equal(one[0].model["hidden.weight"], two[0].model["hidden.weight"])
     recorder.reports.clear()
     for penalty in (0.0, 10.0):
-        recorder.run(FedPAC(training=TRAINING, penalty=penalty), world, rounds=1)
+        recorder.run(FedPAC(training=TRAINING, penalty=penalty), federation, rounds=1)
     assert_same_bits(recorder.reports[0].personal[0].model, recorder.reports[1].personal[0].model, BODY + HEAD)
 
 
 def test_without_alignment_and_combination_it_is_fedrep(recorder):
     """With one epoch of the head, at the rate of the body; the two then send the same of the models, too."""
-    world = harness.federation(THREE)
-    recorder.run(FedPAC(training=TRAINING, penalty=0.0, combine_heads=False, head_lr=TRAINING.lr), world, rounds=3)
-    recorder.run(FedRep(training=TRAINING, head_epochs=1), world, rounds=3)
-    for client in world.known:
+    federation = harness.make_federation(THREE)
+    recorder.run(FedPAC(training=TRAINING, penalty=0.0, combine_heads=False, head_lr=TRAINING.lr), federation, rounds=3)
+    recorder.run(FedRep(training=TRAINING, head_epochs=1), federation, rounds=3)
+    for client in federation.known:
         for name, value in recorder.reports[2].personal[client].model.items():
             harness.assert_close(value, recorder.reports[5].personal[client].model[name].numpy())
 
 
 def test_a_client_alone_keeps_its_own_head(recorder):
-    world = harness.federation(harness.LABELS[:1])
-    recorder.run(FedPAC(training=TRAINING), world)
+    federation = harness.make_federation(harness.LABELS[:1])
+    recorder.run(FedPAC(training=TRAINING), federation)
     sent = recorder.visit(2, "train", 0).output[1]["head"].value
     assert_same_bits(recorder.reports[-1].personal[0].model, sent, HEAD)
 
 
 def test_clients_whose_program_fails_keep_their_own_heads(recorder, monkeypatch):
     """Pitfall: a failure must not hand out another client's head; here the cohort's ids are not 0, 1, ..."""
-    monkeypatch.setattr(mixing, "least_quadratic", lambda p: torch.full(p.shape[:2], torch.nan, dtype=p.dtype))
-    world = harness.federation(THREE)
-    recorder.run(FedPAC(training=TRAINING), world, rounds=1, participation=Planned(cohorts={1: [1, 2]}))
+    monkeypatch.setattr(_head_mixing, "least_quadratic", lambda p: torch.full(p.shape[:2], torch.nan, dtype=p.dtype))
+    federation = harness.make_federation(THREE)
+    recorder.run(FedPAC(training=TRAINING), federation, rounds=1, participation=Planned(cohorts={1: [1, 2]}))
     for client in (1, 2):
         sent = recorder.visit(1, "train", client).output[1]["head"].value
         assert_same_bits(recorder.reports[0].personal[client].model, sent, HEAD)
@@ -222,28 +224,28 @@ def test_clients_whose_program_fails_keep_their_own_heads(recorder, monkeypatch)
 @pytest.mark.parametrize("combine_heads", [True, False])
 def test_a_frozen_group_stays_bit_for_bit(recorder, combine_heads):
     """Neither momentum nor decay may move it."""
-    world, frozen = harness.federation(), Training(lr=0.1, momentum=0.9, weight_decay=0.1, epochs=0)
-    recorder.run(FedPAC(training=frozen, head_epochs=2, combine_heads=combine_heads), world, rounds=1)
-    start = world.common_task.model.init(new_key(5).common("model"))
+    federation, frozen = harness.make_federation(), Training(lr=0.1, momentum=0.9, weight_decay=0.1, epochs=0)
+    recorder.run(FedPAC(training=frozen, head_epochs=2, combine_heads=combine_heads), federation, rounds=1)
+    start = federation.common_task.model.init(new_key(5).common("model"))
     visit = recorder.visit(1, "train", 0)
     assert_same_bits(visit.output[1]["body"].value, start, BODY)
     trained = replace(frozen, epochs=3)
-    recorder.run(FedPAC(training=trained, head_epochs=0, combine_heads=combine_heads), world, rounds=1)
+    recorder.run(FedPAC(training=trained, head_epochs=0, combine_heads=combine_heads), federation, rounds=1)
     assert_same_bits(recorder.visit(1, "train", 0).output[0].head, start, HEAD)
     assert not torch.equal(recorder.visit(1, "train", 0).output[1]["body"].value["hidden.bias"], start["hidden.bias"])
 
 
 @pytest.mark.parametrize("options", [{}, {"combine_heads": False, "onboard_epochs": 2}])
 def test_a_new_client_trains_the_common_head_on_the_final_body(recorder, options):
-    world, algorithm = harness.federation(THREE, num_new=1), FedPAC(training=TRAINING, **options)
-    recorder.run(algorithm, world)
+    federation, algorithm = harness.make_federation(THREE, num_new=1), FedPAC(training=TRAINING, **options)
+    recorder.run(algorithm, federation)
     assert (2, "train", 2) not in recorder.visits
-    visit, (x, y) = recorder.visit(2, "personalize", 2), harness.examples(world, 2)
+    visit, (x, y) = recorder.visit(2, "personalize", 2), harness.examples(federation, 2)
     body = harness.part(harness.arrays(recorder.reports[-1].personal[0].model), BODY)
     (batches,) = visit.plans
     harness.assert_epochs(batches, len(y), TRAINING.batch_size, algorithm.onboard_epochs)
     w, *_ = sgd(
-        {**body, **harness.part(harness.initial(world), HEAD)},
+        {**body, **harness.part(harness.initial(federation), HEAD)},
         x,
         y,
         batches,
@@ -257,14 +259,14 @@ def test_a_new_client_trains_the_common_head_on_the_final_body(recorder, options
 @pytest.mark.parametrize("combine_heads", [True, False])
 def test_tuning_of_the_head_leaves_the_body_and_is_not_kept(recorder, combine_heads):
     """The protocol of FedCR: at the rate of training, not of the head's own phase; a new client tunes too."""
-    world = harness.federation(THREE, num_new=1)
+    federation = harness.make_federation(THREE, num_new=1)
     algorithm = FedPAC(training=TRAINING, finetune_epochs=3, combine_heads=combine_heads)
-    recorder.run(replace(algorithm, finetune_epochs=0), world)
+    recorder.run(replace(algorithm, finetune_epochs=0), federation)
     plain = {client: harness.arrays(recorder.reports[-1].personal[client].model) for client in range(3)}
-    recorder.run(algorithm, world)
+    recorder.run(algorithm, federation)
     assert describe(algorithm.adaptation) == "3 epochs of the head"
     for client in range(3):
-        visit, (x, y) = recorder.visit(2, "personalize", client), harness.examples(world, client)
+        visit, (x, y) = recorder.visit(2, "personalize", client), harness.examples(federation, client)
         batches = visit.plans[-1]
         harness.assert_epochs(batches, len(y), TRAINING.batch_size, 3)
         w, *_ = sgd(plain[client], x, y, batches, TRAINING, HEAD)
@@ -274,12 +276,13 @@ def test_tuning_of_the_head_leaves_the_body_and_is_not_kept(recorder, combine_he
 
 def test_no_part_of_the_state_is_kept_in_vain(recorder):
     """A combined head is the server's: clients do not store what they sent; heads of their own have no flag."""
-    world, start = harness.federation(), harness.federation().common_task.model.init(new_key(5).common("model"))
-    recorder.run(FedPAC(training=TRAINING), world, rounds=1)
+    federation = harness.make_federation()
+    start = federation.common_task.model.init(new_key(5).common("model"))
+    recorder.run(FedPAC(training=TRAINING), federation, rounds=1)
     state = recorder.visit(1, "train", 0).output[0]
     assert_same_bits(state.head, start, HEAD)
     assert float(state.new) == 0
-    recorder.run(FedPAC(training=TRAINING, combine_heads=False), world, rounds=1)
+    recorder.run(FedPAC(training=TRAINING, combine_heads=False), federation, rounds=1)
     state = recorder.visit(1, "train", 0).output[0]
     assert state.new == () and not torch.equal(state.head["head.bias"], start["head.bias"])
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from federations import Planned, federation, module
+from federations import Planned, make_federation, module
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedper import FedPer
 from fedtailor.core.adaptation import describe
@@ -20,9 +20,9 @@ NEWCOMER = [0, 2, 2, 1, 0, 2]
 
 @pytest.mark.parametrize("training", [TRAINING, DROPPING])
 def test_two_rounds(recorder, training):
-    world = harness.federation()
-    recorder.run(FedPer(training=training), world)
-    w = harness.initial(world)
+    federation = harness.make_federation()
+    recorder.run(FedPer(training=training), federation)
+    w = harness.initial(federation)
     body, heads = harness.part(w, BODY), [harness.part(w, HEAD)] * 2
     for round in (1, 2):
         trained = []
@@ -30,7 +30,7 @@ def test_two_rounds(recorder, training):
             visit = recorder.visit(round, "train", client)
             assert visit.shared._fields == ("body",)
             harness.assert_close(visit.shared.body, body)
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             (batches,) = visit.plans
             harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
             trained.append(sgd({**body, **heads[client]}, x, y, batches, training, ALL)[0])
@@ -43,7 +43,7 @@ def test_two_rounds(recorder, training):
             personal, diagnostics, by_set = recorder.visit(round, "personalize", client).output
             harness.assert_close(personal.model, {**body, **heads[client]})
             assert int(diagnostics["steps"]) == 0
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             correct, loss = confusion(logits({**body, **heads[client]}, x), y)
             assert by_set["clients"].class_correct.tolist() == correct.tolist()
             assert abs(float(by_set["clients"].loss_sum) - loss) < 1e-11
@@ -52,11 +52,11 @@ def test_two_rounds(recorder, training):
 
 def test_heads_of_other_rounds_are_evaluated_with_the_new_body(recorder):
     """Pitfall: scores of the cohort alone flatter, so clients with a stale head, or the initial one, count too."""
-    world = harness.federation((*harness.LABELS, NEWCOMER))
-    recorder.run(FedPer(training=TRAINING), world, participation=Planned(cohorts={1: [0, 1], 2: [0]}))
+    federation = harness.make_federation((*harness.LABELS, NEWCOMER))
+    recorder.run(FedPer(training=TRAINING), federation, participation=Planned(cohorts={1: [0, 1], 2: [0]}))
     body = recorder.visit(2, "train", 0).output[1]["body"].value
     heads = [recorder.visit(2, "train", 0).output[0], recorder.visit(1, "train", 1).output[0]]
-    heads.append(harness.part(harness.initial_params(world), HEAD))
+    heads.append(harness.part(harness.initial_params(federation), HEAD))
     for client, head in enumerate(heads):
         found = recorder.visit(2, "personalize", client).output[0].model
         harness.assert_close(harness.arrays(found), harness.arrays({**body, **head}))
@@ -65,14 +65,14 @@ def test_heads_of_other_rounds_are_evaluated_with_the_new_body(recorder):
 
 
 def test_a_new_client_trains_the_initial_head_on_the_final_body(recorder):
-    world = harness.federation((*harness.LABELS, NEWCOMER), num_new=1)
-    recorder.run(FedPer(training=TRAINING), world)
+    federation = harness.make_federation((*harness.LABELS, NEWCOMER), num_new=1)
+    recorder.run(FedPer(training=TRAINING), federation)
     body = recorder.visit(2, "personalize", 0).shared.body
     visit = recorder.visit(2, "personalize", 2)
     (batches,) = visit.plans
     harness.assert_epochs(batches, len(NEWCOMER), TRAINING.batch_size, 5)
-    start = harness.arrays({**body, **harness.part(harness.initial_params(world), HEAD)})
-    expected, *_ = sgd(start, *harness.examples(world, 2), batches, TRAINING, HEAD)
+    start = harness.arrays({**body, **harness.part(harness.initial_params(federation), HEAD)})
+    expected, *_ = sgd(start, *harness.examples(federation, 2), batches, TRAINING, HEAD)
     personal = visit.output[0].model
     harness.assert_close(personal, expected)
     assert all(torch.equal(personal[name], body[name]) for name in BODY)
@@ -81,21 +81,21 @@ def test_a_new_client_trains_the_initial_head_on_the_final_body(recorder):
 @pytest.mark.parametrize("num_new", [0, 1])
 def test_tuning_of_the_head_leaves_the_body_and_is_not_kept(recorder, num_new):
     """The protocol of FedCR; momentum and decay must not move the frozen body, nor tuning the client's state."""
-    world = harness.federation((*harness.LABELS, NEWCOMER), num_new=num_new)
-    recorder.run(FedPer(training=TRAINING, finetune_epochs=10), world)
+    federation = harness.make_federation((*harness.LABELS, NEWCOMER), num_new=num_new)
+    recorder.run(FedPer(training=TRAINING, finetune_epochs=10), federation)
     tuned = "10 epochs of the head"
     assert recorder.reports[0].evaluations[-1].adaptation == (
         f"5 epochs of the head, then {tuned}" if num_new else tuned
     )
     for client in (0, 1, 2):
         visit = recorder.visit(1, "personalize", client)
-        x, y = harness.examples(world, client)
+        x, y = harness.examples(federation, client)
         body = visit.shared.body
         *onboarding, batches = visit.plans
         assert len(onboarding) == (client == 2 and num_new)
         harness.assert_epochs(batches, len(y), TRAINING.batch_size, 10)
         if onboarding:
-            start = harness.arrays({**body, **harness.part(harness.initial_params(world), HEAD)})
+            start = harness.arrays({**body, **harness.part(harness.initial_params(federation), HEAD)})
             start, *_ = sgd(start, x, y, onboarding[0], TRAINING, HEAD)
         else:
             start = harness.arrays({**body, **recorder.visit(1, "train", client).output[0]})
@@ -109,25 +109,25 @@ def test_tuning_of_the_head_leaves_the_body_and_is_not_kept(recorder, num_new):
 
 
 def test_one_client_is_fedavg(recorder):
-    world = harness.federation(harness.LABELS[:1])
-    recorder.run(FedPer(training=TRAINING), world)
+    federation = harness.make_federation(harness.LABELS[:1])
+    recorder.run(FedPer(training=TRAINING), federation)
     found = recorder.visit(2, "personalize", 0).output[0].model
-    recorder.run(FedAvg(training=TRAINING), world)
+    recorder.run(FedAvg(training=TRAINING), federation)
     harness.assert_close(found, harness.arrays(recorder.visit(2, "personalize", 0).output[0]))
 
 
 def test_buffers_belong_to_the_body(recorder):
     """Pitfall: batch statistics of one client under parameters that are averaged."""
-    world = federation(module(), (5, 9), ())
-    recorder.run(FedPer(training=TRAINING), world, rounds=1)
+    federation = make_federation(module(), (5, 9), ())
+    recorder.run(FedPer(training=TRAINING), federation, rounds=1)
     sent = [recorder.visit(1, "train", client).output for client in (0, 1)]
-    names = world.common_task.names("buffer")
+    names = federation.common_task.names("buffer")
     assert "1.running_mean" in names
     for client, (state, upload, *_) in enumerate(sent):
         assert set(state) == {"6.weight", "6.bias"} and set(names) < set(upload["body"].value)
         personal = recorder.visit(1, "personalize", client).output[0].model
         for name in ("1.running_mean", "1.running_var"):
-            assert not torch.equal(upload["body"].value[name], harness.initial_params(world)[name])
+            assert not torch.equal(upload["body"].value[name], harness.initial_params(federation)[name])
             values = [upload["body"].value[name].numpy() for _, upload, *_ in sent]
             harness.assert_close(personal[name], (5 * values[0] + 9 * values[1]) / 14)
 

@@ -72,9 +72,9 @@ def assert_scores(scores, expected, y):
 @pytest.mark.parametrize(("training", "penalty"), [(TRAINING, 1.0), (DROPPING, 0.3)])
 def test_two_rounds(recorder, labels, training, penalty):
     """Means are weighted by class counts (not equally); those of a dropped last batch count, and no model is sent."""
-    world = harness.federation(labels)
-    recorder.run(FedProto(training=training, penalty=penalty), world)
-    models = [harness.initial(world)] * 2
+    federation = harness.make_federation(labels)
+    recorder.run(FedProto(training=training, penalty=penalty), federation)
+    models = [harness.initial(federation)] * 2
     means, known = np.zeros((harness.CLASSES, harness.HIDDEN)), np.zeros(harness.CLASSES)
     for round in (1, 2):
         sent = []
@@ -82,7 +82,7 @@ def test_two_rounds(recorder, labels, training, penalty):
             visit = recorder.visit(round, "train", client)
             harness.assert_close(visit.shared.prototypes.means, means)
             assert visit.shared.prototypes.known.tolist() == known.tolist()
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             (batches,) = visit.plans
             harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
             models[client] = sgd(models[client], x, y, batches, training, means, known, penalty)
@@ -94,7 +94,7 @@ def test_two_rounds(recorder, labels, training, penalty):
             assert upload["prototypes"].weight.tolist() == sent[-1][1].tolist()
             own, counts = sent[-1]
             merged = np.where(known[:, None] > 0, means, own)
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             assert_scores(scores, scores_of(models[client], x, merged, np.maximum(known, counts > 0)), y)
         total = sum(counts for _, counts in sent)
         means = sum(counts[:, None] * own for own, counts in sent) / np.maximum(total, 1)[:, None]
@@ -103,7 +103,7 @@ def test_two_rounds(recorder, labels, training, penalty):
             personal, _, by_set = recorder.visit(round, "personalize", client).output
             harness.assert_close(personal.model, models[client])
             harness.assert_close(personal.prototypes.means, means)
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             assert_scores(by_set["clients"], scores_of(models[client], x, means, known), y)
         assert (round, "score", 0) not in recorder.visits  # there is no global model
 
@@ -120,10 +120,10 @@ def test_a_class_without_a_prototype_never_wins():
 
 
 def test_without_penalty_and_with_heads_it_is_local(recorder):
-    world = harness.federation((*harness.LABELS, NEW), num_new=1)
+    federation = harness.make_federation((*harness.LABELS, NEW), num_new=1)
     visits = []
     for algorithm in (FedProto(training=TRAINING, penalty=0.0, prediction="head"), Local(training=TRAINING)):
-        recorder.run(algorithm, world, rounds=3)
+        recorder.run(algorithm, federation, rounds=3)
         visits.append([recorder.visit(3, "personalize", client).output for client in (0, 1, 2)])
     for one, two in zip(*visits):
         harness.assert_close(one[0].model, harness.arrays(two[0]))
@@ -141,18 +141,18 @@ def test_warnings():
 
 @pytest.mark.parametrize("training", [TRAINING, STEPS])
 def test_a_new_client_trains_towards_the_prototypes_as_long_as_the_others(recorder, training):
-    world = harness.federation((*harness.LABELS, NEW), num_new=1)
-    recorder.run(FedProto(training=training), world, rounds=3)
+    federation = harness.make_federation((*harness.LABELS, NEW), num_new=1)
+    recorder.run(FedProto(training=training), federation, rounds=3)
     visit = recorder.visit(3, "personalize", 2)
-    (batches,), (x, y) = visit.plans, harness.examples(world, 2)
+    (batches,), (x, y) = visit.plans, harness.examples(federation, 2)
     if training.steps:
         assert len(batches) == 3 * training.steps
     else:
         harness.assert_epochs(batches, len(y), training.batch_size, 3 * training.epochs)
     means, known = (part.numpy() for part in visit.shared.prototypes)
-    w = sgd(harness.initial(world), x, y, batches, training, means, known, 1.0)
+    w = sgd(harness.initial(federation), x, y, batches, training, means, known, 1.0)
     harness.assert_close(visit.output[0].model, w)
-    x, y = harness.examples(world, 2, "test")
+    x, y = harness.examples(federation, 2, "test")
     assert_scores(visit.output[2]["clients"], scores_of(w, x, means, known), y)
 
 
@@ -166,25 +166,25 @@ def deep_task(features=harness.HIDDEN):
 
 def test_two_architectures_share_prototypes():
     """Stacked by architecture or one by one, clients of both get the same global means."""
-    world = harness.federation((*harness.LABELS, [0, 1, 2, 2], [2, 0, 1, 1, 0]), num_new=1)
-    tasks = [world.common_task, deep_task()]
-    world = replace(world, client_tasks=[tasks[client % 2] for client in range(4)])
+    federation = harness.make_federation((*harness.LABELS, [0, 1, 2, 2], [2, 0, 1, 1, 0]), num_new=1)
+    tasks = [federation.common_task, deep_task()]
+    federation = replace(federation, client_tasks=[tasks[client % 2] for client in range(4)])
     finals = []
     for engine in (Reference(), Batched(32)):
-        reports = list(simulate(FedProto(training=TRAINING), world, engine, Schedule(rounds=2), seed=5))
+        reports = list(simulate(FedProto(training=TRAINING), federation, engine, Schedule(rounds=2), seed=5))
         finals.append(reports[-1].personal)
         assert not reports[-1].events and set(finals[-1]) == {0, 1, 2, 3}
     for client, personal in finals[0].items():
-        assert personal.model.keys() == world.task(client).model.groups.keys()
+        assert personal.model.keys() == federation.task(client).model.groups.keys()
         harness.assert_close(personal.model, harness.arrays(finals[1][client].model))
         harness.assert_close(personal.prototypes.means, finals[0][0].prototypes.means.numpy())
 
 
 def test_features_of_another_length_are_refused():
-    world = harness.federation()
-    world = replace(world, client_tasks=[world.common_task, Task(mlp((3,), 3, hidden=9), 3, (3,))])
+    federation = harness.make_federation()
+    federation = replace(federation, client_tasks=[federation.common_task, Task(mlp((3,), 3, hidden=9), 3, (3,))])
     with pytest.raises(ConfigError, match="client 1"):
-        list(simulate(FedProto(), world, Reference(), Schedule(rounds=1), seed=0))
+        list(simulate(FedProto(), federation, Reference(), Schedule(rounds=1), seed=0))
 
 
 @pytest.mark.parametrize("options", [{"penalty": -1.0}, {"prediction": "nearest"}])
@@ -196,14 +196,15 @@ def test_wrong_options_are_refused(options):
 def test_prototypes_and_rounds_of_partial_cohorts(recorder):
     """What was sent by others before stays, and a new client trains as long as a client did on average: one round."""
     labels = ([0, 0, 0, 0, 0, 0], [1, 2, 1, 2, 2, 1, 2], NEW)
-    world, plan = harness.federation(labels, num_new=1), Planned(cohorts={1: [0], 2: [1]})
-    recorder.run(FedProto(training=TRAINING), world, participation=plan)
+    federation, plan = harness.make_federation(labels, num_new=1), Planned(cohorts={1: [0], 2: [1]})
+    recorder.run(FedProto(training=TRAINING), federation, participation=plan)
     sent = [recorder.visit(round, "train", client).output[1]["prototypes"].value for round, client in ((1, 0), (2, 1))]
     assert recorder.visit(2, "train", 1).shared.prototypes.known.tolist() == [1, 0, 0]
-    visit, (x, y) = recorder.visit(2, "personalize", 2), harness.examples(world, 2)
+    visit, (x, y) = recorder.visit(2, "personalize", 2), harness.examples(federation, 2)
     means, known = (part.numpy() for part in visit.shared.prototypes)
     assert known.tolist() == [1, 1, 1]
     harness.assert_close(means, np.stack([sent[0][0], sent[1][1], sent[1][2]]))
     (batches,) = visit.plans
     harness.assert_epochs(batches, len(y), TRAINING.batch_size, TRAINING.epochs)
-    harness.assert_close(visit.output[0].model, sgd(harness.initial(world), x, y, batches, TRAINING, means, known, 1.0))
+    expected = sgd(harness.initial(federation), x, y, batches, TRAINING, means, known, 1.0)
+    harness.assert_close(visit.output[0].model, expected)

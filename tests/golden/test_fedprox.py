@@ -39,15 +39,15 @@ def proximal_sgd(start, x, y, batches, training, penalty):
 @pytest.mark.parametrize("penalty", [0.1, 2.0])
 def test_two_rounds(recorder, training, penalty):
     """The center is the received model in every round, and the recorded loss holds the square of the distance."""
-    world = harness.federation()
-    recorder.run(FedProx(training=training, penalty=penalty), world)
-    w = harness.initial(world)
+    federation = harness.make_federation()
+    recorder.run(FedProx(training=training, penalty=penalty), federation)
+    w = harness.initial(federation)
     for round in (1, 2):
         trained = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
             harness.assert_close(visit.shared.model, w)
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             (batches,) = visit.plans
             harness.assert_epochs(batches, len(y), training.batch_size, training.epochs)
             expected, loss = proximal_sgd(w, x, y, batches, training, penalty)
@@ -57,7 +57,7 @@ def test_two_rounds(recorder, training, penalty):
             assert int(visit.output[2]["steps"]) == len(batches)
         w = average(trained, SIZES)
         for client in (0, 1):
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             assert recorder.visit(round, "score", client).output.class_correct.tolist() == (
                 confusion(logits(w, x), y)[0].tolist()
             )
@@ -71,17 +71,17 @@ def test_the_default_penalty_is_not_degenerate(recorder):
 
 
 def test_without_penalty_it_is_fedavg():
-    world = federations.federation(federations.module())
-    runs = [run(one, Reference(), world) for one in (FedProx(training=HEAVY, penalty=0.0), FedAvg(training=HEAVY))]
+    federation = federations.make_federation(federations.module())
+    runs = [run(one, Reference(), federation) for one in (FedProx(training=HEAVY, penalty=0.0), FedAvg(training=HEAVY))]
     assert_close_runs(*runs, tolerance=0.0)
 
 
 def test_one_step_is_that_of_fedavg():
     """The pull is 0 where local training starts, so one full batch leaves no difference; two do."""
-    world = harness.federation()
+    federation = harness.make_federation()
     for epochs, same in ((1, True), (2, False)):
         one, two = (
-            run(make(training=replace(PLAIN, batch_size=0, epochs=epochs)), Reference(), world, rounds=1)
+            run(make(training=replace(PLAIN, batch_size=0, epochs=epochs)), Reference(), federation, rounds=1)
             for make in (partial(FedProx, penalty=5.0), FedAvg)
         )
         distance = max(
@@ -93,12 +93,12 @@ def test_one_step_is_that_of_fedavg():
 
 def test_long_training_ends_where_the_pull_balances_the_gradient(recorder):
     """At the minimum, grad CE(w) + mu (w - w^t) = 0: mu itself, neither half of it nor twice."""
-    world = harness.federation()
-    recorder.run(FedProx(training=Training(lr=0.1, batch_size=0, epochs=200), penalty=5.0), world, rounds=1)
+    federation = harness.make_federation()
+    recorder.run(FedProx(training=Training(lr=0.1, batch_size=0, epochs=200), penalty=5.0), federation, rounds=1)
     for client in (0, 1):
         visit = recorder.visit(1, "train", client)
         start, end = harness.arrays(visit.shared.model), harness.arrays(visit.output[1]["model"].value)
-        slope = gradient(end, *harness.examples(world, client))
+        slope = gradient(end, *harness.examples(federation, client))
         for name in ALL:
             np.testing.assert_allclose(slope[name], 5.0 * (start[name] - end[name]), atol=1e-9)
             assert np.abs(slope[name]).max() > 1e-2
@@ -106,14 +106,14 @@ def test_long_training_ends_where_the_pull_balances_the_gradient(recorder):
 
 def test_buffers_are_averaged_and_not_penalized(recorder):
     """While parameters hardly move, running statistics do, and the recorded loss does not feel it."""
-    world = federations.federation(federations.module(), (9, 14), ())
+    federation = federations.make_federation(federations.module(), (9, 14), ())
     still = Training(lr=1e-13, epochs=3, batch_size=5)
-    plain, near = (run(one(training=still), Reference(), world, rounds=1) for one in (FedAvg, FedProx))
+    plain, near = (run(one(training=still), Reference(), federation, rounds=1) for one in (FedAvg, FedProx))
     assert_close_runs(plain, near, tolerance=1e-9)
-    strong = run(FedProx(training=still, penalty=1e3), Reference(), world, rounds=1)
+    strong = run(FedProx(training=still, penalty=1e3), Reference(), federation, rounds=1)
     uploads = [strong.of("train")[1, client][1]["model"].value for client in (0, 1)]
     server = strong.reports[-1].personal[0]
-    buffers = world.common_task.names("buffer")
+    buffers = federation.common_task.names("buffer")
     assert buffers
     for name in buffers:
         mean = (9 * uploads[0][name] + 14 * uploads[1][name]) / 23
@@ -125,8 +125,8 @@ def test_buffers_are_averaged_and_not_penalized(recorder):
 
 
 def test_a_new_client_predicts_with_the_global_model(recorder):
-    world = harness.federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
-    recorder.run(FedProx(training=HEAVY), world)
+    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
+    recorder.run(FedProx(training=HEAVY), federation)
     visit = recorder.visit(2, "personalize", 2)
     assert visit.plans == []
     harness.assert_close(visit.output[0], harness.arrays(recorder.visit(2, "score", 0).shared))

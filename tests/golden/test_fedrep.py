@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from federations import Planned, federation, module
+from federations import Planned, make_federation, module
 from fedtailor.algorithms.fedbabu import FedBABU
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core.algorithm import Download
@@ -30,9 +30,9 @@ def assert_same_bits(one, other, names):
 @pytest.mark.parametrize("head_epochs", [1, 3])
 def test_two_rounds(recorder, training, head_epochs):
     """Pitfalls: the epochs of the head come on top of the body's, and no momentum goes from phase to phase."""
-    world = harness.federation()
-    recorder.run(FedRep(training=training, head_epochs=head_epochs), world)
-    w = harness.initial(world)
+    federation = harness.make_federation()
+    recorder.run(FedRep(training=training, head_epochs=head_epochs), federation)
+    w = harness.initial(federation)
     body, heads = harness.part(w, BODY), [harness.part(w, HEAD)] * 2
     for round in (1, 2):
         trained = []
@@ -40,7 +40,7 @@ def test_two_rounds(recorder, training, head_epochs):
             visit = recorder.visit(round, "train", client)
             assert visit.shared._fields == ("body",)
             harness.assert_close(visit.shared.body, body)
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             for batches, epochs in zip(visit.plans, (head_epochs, training.epochs), strict=True):
                 harness.assert_epochs(batches, len(y), training.batch_size, epochs, drop_last=training.drop_last)
             with_head, *_ = sgd({**body, **heads[client]}, x, y, visit.plans[0], training, HEAD)
@@ -53,7 +53,7 @@ def test_two_rounds(recorder, training, head_epochs):
         for client in (0, 1):
             personal, _, by_set = recorder.visit(round, "personalize", client).output
             harness.assert_close(personal.model, {**body, **heads[client]})
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             correct, loss = confusion(logits({**body, **heads[client]}, x), y)
             assert by_set["clients"].class_correct.tolist() == correct.tolist()
             assert abs(float(by_set["clients"].loss_sum) - loss) < 1e-11
@@ -61,9 +61,9 @@ def test_two_rounds(recorder, training, head_epochs):
 
 def test_steps_of_both_phases_count():
     """In the model right after training too."""
-    world, key = harness.federation(), new_key(1)
-    one, data = FedRep(training=TRAINING, head_epochs=3), world.data(0)
-    task = one.bind(world.common_task)
+    federation, key = harness.make_federation(), new_key(1)
+    one, data = FedRep(training=TRAINING, head_epochs=3), federation.data(0)
+    task = one.bind(federation.common_task)
     download = Download(one.init_server(task, key))
     update = one.local_update(task, download, one.init_client(task, data.info, key), data, key)
     assert int(update.metrics["steps"]) == int(update.personal.steps) == 5 * -(-SIZES[0] // 5)
@@ -71,56 +71,56 @@ def test_steps_of_both_phases_count():
 
 def test_orders_differ_by_phase(recorder):
     training = replace(TRAINING, batch_size=0, epochs=1)
-    recorder.run(FedRep(training=training, head_epochs=1), harness.federation(), rounds=1)
+    recorder.run(FedRep(training=training, head_epochs=1), harness.make_federation(), rounds=1)
     (head,), (body,) = recorder.visit(1, "train", 0).plans
     assert head.tolist() != body.tolist()
 
 
 def test_without_head_epochs_heads_stay_and_the_body_trains_alone(recorder):
     """Momentum and decay must not move what is frozen."""
-    world = harness.federation()
+    federation = harness.make_federation()
     algorithm = FedRep(training=TRAINING, head_epochs=0)
-    recorder.run(algorithm, world)
-    assert algorithm.warnings(world.common_task) and not FedRep().warnings(world.common_task)
+    recorder.run(algorithm, federation)
+    assert algorithm.warnings(federation.common_task) and not FedRep().warnings(federation.common_task)
     for client in (0, 1):
-        assert_same_bits(recorder.visit(2, "train", client).output[0], harness.initial_params(world), HEAD)
+        assert_same_bits(recorder.visit(2, "train", client).output[0], harness.initial_params(federation), HEAD)
         visit = recorder.visit(1, "train", client)
-        x, y = harness.examples(world, client)
-        moved, *_ = sgd(harness.initial(world), x, y, visit.plans[1], TRAINING, BODY)
+        x, y = harness.examples(federation, client)
+        moved, *_ = sgd(harness.initial(federation), x, y, visit.plans[1], TRAINING, BODY)
         harness.assert_close(visit.output[1]["body"].value, harness.part(moved, BODY))
 
 
 def test_without_head_epochs_it_is_fedbabu(recorder):
     """With whole batches, as the two draw other orders."""
-    world, found = harness.federation(), []
-    recorder.run(FedRep(training=WHOLE, head_epochs=0), world)
+    federation, found = harness.make_federation(), []
+    recorder.run(FedRep(training=WHOLE, head_epochs=0), federation)
     found.append(recorder.visit(2, "personalize", 0).output[0].model)
-    recorder.run(FedBABU(training=WHOLE, finetune_epochs=0), world)
+    recorder.run(FedBABU(training=WHOLE, finetune_epochs=0), federation)
     found.append(recorder.visit(2, "personalize", 0).output[0].model)
     harness.assert_close(found[0], harness.arrays(found[1]))
 
 
-@pytest.mark.parametrize("make", [harness.federation, lambda: federation(module(), (5, 9), ())])
+@pytest.mark.parametrize("make", [harness.make_federation, lambda: make_federation(module(), (5, 9), ())])
 def test_the_phase_of_the_head_leaves_the_body(recorder, make):
     """Its buffers too, although the head's phase sees every example."""
-    world = make()
-    recorder.run(FedRep(training=replace(TRAINING, epochs=0)), world)
-    names = world.common_task.names("body", "buffer")
+    federation = make()
+    recorder.run(FedRep(training=replace(TRAINING, epochs=0)), federation)
+    names = federation.common_task.names("body", "buffer")
     for client in (0, 1):
         assert_same_bits(
-            recorder.visit(1, "train", client).output[1]["body"].value, harness.initial_params(world), names
+            recorder.visit(1, "train", client).output[1]["body"].value, harness.initial_params(federation), names
         )
-        assert len(recorder.visit(1, "train", client).plans[0]) == 10 * -(-len(world.splits[client].train) // 5)
+        assert len(recorder.visit(1, "train", client).plans[0]) == 10 * -(-len(federation.splits[client].train) // 5)
 
 
 def test_heads_of_other_rounds_are_evaluated_with_the_new_body(recorder):
-    world = harness.federation((*harness.LABELS, NEWCOMER))
-    recorder.run(FedRep(training=TRAINING), world, participation=Planned(cohorts={1: [0, 1], 2: [0]}))
+    federation = harness.make_federation((*harness.LABELS, NEWCOMER))
+    recorder.run(FedRep(training=TRAINING), federation, participation=Planned(cohorts={1: [0, 1], 2: [0]}))
     body = recorder.visit(2, "train", 0).output[1]["body"].value
     heads = [
         recorder.visit(2, "train", 0).output[0],
         recorder.visit(1, "train", 1).output[0],
-        harness.initial_params(world),
+        harness.initial_params(federation),
     ]
     for client, head in enumerate(heads):
         found = recorder.visit(2, "personalize", client).output[0].model
@@ -128,14 +128,15 @@ def test_heads_of_other_rounds_are_evaluated_with_the_new_body(recorder):
 
 
 def test_a_new_client_runs_the_phase_of_the_head_alone(recorder):
-    world = harness.federation((*harness.LABELS, NEWCOMER), num_new=1)
-    recorder.run(FedRep(training=TRAINING, head_epochs=4), world)
+    federation = harness.make_federation((*harness.LABELS, NEWCOMER), num_new=1)
+    recorder.run(FedRep(training=TRAINING, head_epochs=4), federation)
     visit = recorder.visit(2, "personalize", 2)
     body = recorder.visit(2, "personalize", 0).shared.body
     (batches,) = visit.plans
     harness.assert_epochs(batches, len(NEWCOMER), TRAINING.batch_size, 4)
-    start = harness.arrays({**body, **harness.part(harness.initial_params(world), HEAD)})
-    harness.assert_close(visit.output[0].model, sgd(start, *harness.examples(world, 2), batches, TRAINING, HEAD)[0])
+    start = harness.arrays({**body, **harness.part(harness.initial_params(federation), HEAD)})
+    expected, *_ = sgd(start, *harness.examples(federation, 2), batches, TRAINING, HEAD)
+    harness.assert_close(visit.output[0].model, expected)
     assert_same_bits(visit.output[0].model, body, BODY)
 
 
@@ -146,11 +147,11 @@ def test_a_wrong_option_is_refused():
 
 def test_a_copy_of_the_head_is_tuned_if_asked_for(recorder):
     """FedCR's protocol: every client tunes its head on the final body; its state stays as it was."""
-    world = harness.federation()
-    recorder.run(FedRep(training=TRAINING, head_epochs=1, finetune_epochs=2), world)
+    federation = harness.make_federation()
+    recorder.run(FedRep(training=TRAINING, head_epochs=1, finetune_epochs=2), federation)
     for client in (0, 1):
         visit = recorder.visit(2, "personalize", client)
-        x, y = harness.examples(world, client)
+        x, y = harness.examples(federation, client)
         start = {**harness.arrays(visit.shared.body), **harness.arrays(recorder.visit(2, "train", client).output[0])}
         (batches,) = visit.plans
         harness.assert_epochs(batches, len(y), TRAINING.batch_size, 2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from federations import federation, module
+from federations import make_federation, module
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedrod import FedRoD, balanced
 from fedtailor.core.errors import ConfigError
@@ -117,10 +117,10 @@ def assert_scores(scores, expected, y):
 @pytest.mark.parametrize("variant", ["linear", "hyper"])
 def test_two_rounds(recorder, variant, training):
     """The personal loss reaches neither body nor generic head, and predictions take the sum of both heads."""
-    world, hyper = harness.federation(), variant == "hyper"
-    recorder.run(FedRoD(training=training, variant=variant, hyper_hidden=HIDDEN), world)
+    federation, hyper = harness.make_federation(), variant == "hyper"
+    recorder.run(FedRoD(training=training, variant=variant, hyper_hidden=HIDDEN), federation)
     first = recorder.visit(1, "train", 0).shared
-    w = harness.initial(world)
+    w = harness.initial(federation)
     zero = {name: np.zeros_like(w[name]) for name in ("head.weight", "head.bias")}
     own = [harness.arrays(first.hyper)] * 2 if hyper else [zero] * 2
     for round in (1, 2):
@@ -128,7 +128,7 @@ def test_two_rounds(recorder, variant, training):
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
             harness.assert_close(visit.shared.model, w)
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             (batches,) = visit.plans
             harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
             model, own[client] = local(w, own[client], y, x, y, batches, training, hyper=hyper)
@@ -139,7 +139,7 @@ def test_two_rounds(recorder, variant, training):
             assert set(upload) == ({"model", "hyper"} if hyper else {"model"})
             harness.assert_close(upload["hyper"].value if hyper else visit.output[0], own[client])
             head = network_head(own[client], y)[0] if hyper else own[client]
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             assert_scores(visit.output[3], both(model, head, x), y)
         w = average(trained, SIZES)
         own = [average(own, SIZES)] * 2 if hyper else own
@@ -148,17 +148,17 @@ def test_two_rounds(recorder, variant, training):
             head = network_head(own[client], harness.LABELS[client])[0] if hyper else own[client]
             harness.assert_close(personal.model, w)
             harness.assert_close(personal.head, head)
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             assert_scores(by_set["clients"], both(w, head, x), y)
             assert_scores(recorder.visit(round, "score", client).output, logits(w, x), y)
 
 
 def test_balanced_clients_have_the_global_model_of_fedavg(recorder):
     """With equal counts, log n_c adds the same to all logits; the personal heads change nothing of the global model."""
-    world = harness.federation(labels=([0, 1, 2] * 4, [2, 0, 1] * 2))
+    federation = harness.make_federation(labels=([0, 1, 2] * 4, [2, 0, 1] * 2))
     models = []
     for algorithm in (FedAvg(training=TRAINING), FedRoD(training=TRAINING), FedRoD(training=TRAINING, variant="hyper")):
-        recorder.run(algorithm, world)
+        recorder.run(algorithm, federation)
         shared = recorder.visit(2, "score", 0).shared
         models.append(harness.arrays(getattr(shared, "model", shared)))
     harness.assert_close(models[1], models[0])
@@ -167,23 +167,23 @@ def test_balanced_clients_have_the_global_model_of_fedavg(recorder):
 
 
 def test_the_hyper_network_starts_near_zero_and_heads_at_zero(recorder):
-    world = harness.federation()
-    recorder.run(FedRoD(training=TRAINING, variant="hyper"), world, rounds=1)
+    federation = harness.make_federation()
+    recorder.run(FedRoD(training=TRAINING, variant="hyper"), federation, rounds=1)
     network = harness.arrays(recorder.visit(1, "train", 0).shared.hyper)
     assert network["inner.weight"].shape == (16, harness.CLASSES)
     for labels in harness.LABELS:
         head = network_head(network, labels)[0]
         assert 0 < max(np.abs(value).max() for value in head.values()) < 0.02
-    state = FedRoD().init_client(world.common_task, world.info(0), new_key(5))
-    assert {name: tuple(value.shape) for name, value in state.items()} == world.common_task.shapes("head")
+    state = FedRoD().init_client(federation.common_task, federation.info(0), new_key(5))
+    assert {name: tuple(value.shape) for name, value in state.items()} == federation.common_task.shapes("head")
     assert not any(value.any() for value in state.values())
 
 
 @pytest.mark.parametrize("variant", ["linear", "hyper"])
 def test_a_new_client(recorder, variant):
     """``linear`` trains its head alone, body and generic head bit-identical; ``hyper`` needs class counts only."""
-    world = harness.federation((*harness.LABELS, NEW), num_new=1)
-    recorder.run(FedRoD(training=TRAINING, variant=variant, onboard_epochs=3), world)
+    federation = harness.make_federation((*harness.LABELS, NEW), num_new=1)
+    recorder.run(FedRoD(training=TRAINING, variant=variant, onboard_epochs=3), federation)
     visit, shared = recorder.visit(2, "personalize", 2), recorder.visit(2, "personalize", 0).shared
     personal = visit.output[0]
     for name, value in shared.model.items():
@@ -192,7 +192,7 @@ def test_a_new_client(recorder, variant):
         assert visit.plans == []
         harness.assert_close(personal.head, network_head(harness.arrays(shared.hyper), NEW)[0])
         return
-    (batches,), (x, y) = visit.plans, harness.examples(world, 2)
+    (batches,), (x, y) = visit.plans, harness.examples(federation, 2)
     harness.assert_epochs(batches, len(y), TRAINING.batch_size, 3)
     w = harness.arrays(shared.model)
     head = {name: np.zeros_like(w[name]) for name in ("head.weight", "head.bias")}
@@ -205,10 +205,10 @@ def test_a_new_client(recorder, variant):
 
 def test_the_frozen_model_of_a_new_client_runs_in_evaluation_mode(recorder):
     """Without dropout and batch statistics: its head is one trained on features that stay as they are."""
-    world = federation(module(), (9, 14), (7,))
-    recorder.run(FedRoD(training=TRAINING, onboard_epochs=3), world, rounds=1)
-    visit, task = recorder.visit(1, "personalize", 2), world.common_task
-    (batches,), (x, y), model = visit.plans, harness.examples(world, 2), visit.shared.model
+    federation = make_federation(module(), (9, 14), (7,))
+    recorder.run(FedRoD(training=TRAINING, onboard_epochs=3), federation, rounds=1)
+    visit, task = recorder.visit(1, "personalize", 2), federation.common_task
+    (batches,), (x, y), model = visit.plans, harness.examples(federation, 2), visit.shared.model
     z = predict_features(task, model, torch.from_numpy(x))
     generic, z = task.model.head(model, z).numpy(), z.numpy()
     head = {name: np.zeros(shape) for name, shape in task.shapes("head").items()}
@@ -237,12 +237,12 @@ def test_labels_without_a_count_and_clients_without_examples_are_finite(counts):
 
 def test_counts_are_of_all_examples_though_the_last_batch_is_dropped(recorder):
     """A single example of a class may be in the batch that is dropped: the class is present all the same."""
-    world = harness.federation(labels=([0, 0, 0, 0, 1], [1, 2, 1, 2, 2]))
-    recorder.run(FedRoD(training=Training(lr=0.1, epochs=1, batch_size=4, drop_last=True)), world, rounds=4)
+    federation = harness.make_federation(labels=([0, 0, 0, 0, 1], [1, 2, 1, 2, 2]))
+    recorder.run(FedRoD(training=Training(lr=0.1, epochs=1, batch_size=4, drop_last=True)), federation, rounds=4)
     dropped = set()
     for (_, program, client), visit in recorder.visits.items():
         if program == "train":
-            y = harness.examples(world, client)[1]
+            y = harness.examples(federation, client)[1]
             dropped |= set(y) - set(y[visit.plans[0][0]])
             assert np.isfinite(float(visit.output[2]["loss"]))
     assert 1 in dropped

@@ -14,7 +14,7 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.core.noise import normal
 from fedtailor.core.rng import Key, new_key
 from fedtailor.core.task import Batch, Training
-from fedtailor.statistics import bottleneck as stochastic
+from fedtailor.statistics import bottleneck
 from fedtailor.statistics.bottleneck import GaussianModel
 from golden import harness
 from golden.cr import HEAD, encode, likelihood, sampled, step
@@ -64,8 +64,8 @@ def gradient(w, x, y, noise, algorithm):
     return loss, slope | {"gaussian.weight": u.T @ hidden, "gaussian.bias": u.sum(0)}
 
 
-def initial(world):
-    task = world.common_task
+def initial(federation):
+    task = federation.common_task
     w = harness.arrays(GaussianModel(task.model, V, task.num_classes).init(new_key(5).common("model")))
     return w | {"mean": np.zeros((3, V)), "raw": np.ones((3, V)), "scale": np.ones(())}
 
@@ -104,16 +104,16 @@ def assert_scores(found, w, x, y, algorithm):
 @pytest.mark.parametrize("options", [{}, {"squared_norm": True, "samples": 1}, {"finetune_epochs": 3}])
 def test_two_rounds(recorder, options):
     """Clients start from the broadcast, the server takes their mean, references included (releases do neither)."""
-    world = harness.federation()
+    federation = harness.make_federation()
     algorithm = FedSR(training=TRAINING, **{**OPTIONS, **options})
-    recorder.run(algorithm, world)
-    w = initial(world)
+    recorder.run(algorithm, federation)
+    w = initial(federation)
     for round in (1, 2):
         trained = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
             harness.assert_close(flat(visit.shared), w, 1e-11)
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             (batches,) = visit.plans
             own, velocity, losses = dict(w), {}, []
             for number, batch in enumerate(batches):
@@ -125,7 +125,7 @@ def test_two_rounds(recorder, options):
             harness.assert_close(flat(upload), own, 1e-11)
             assert {float(entry.weight) for entry in upload.values()} == {len(y)}
             assert float(metrics["loss"]) == pytest.approx(np.mean(losses), rel=1e-10)
-            assert_scores(visit.output[3], own, *harness.examples(world, client, "test"), algorithm)
+            assert_scores(visit.output[3], own, *harness.examples(federation, client, "test"), algorithm)
             trained.append(own)
         before, w = w, average(trained, SIZES)
         assert all(np.abs(w[name] - before[name]).max() > 1e-4 for name in (*HEAD, *REFERENCES)), "the server moves"
@@ -133,27 +133,27 @@ def test_two_rounds(recorder, options):
             visit = recorder.visit(round, "personalize", client)
             expected = w
             if algorithm.finetune_epochs:
-                expected = tuned(w, *harness.examples(world, client), visit, round, client, algorithm)
+                expected = tuned(w, *harness.examples(federation, client), visit, round, client, algorithm)
             network = {name: value for name, value in expected.items() if name not in REFERENCES}
             harness.assert_close(visit.output[0].model, network, 1e-11)
-            test = harness.examples(world, client, "test")
+            test = harness.examples(federation, client, "test")
             assert_scores(visit.output[2]["clients"], expected, *test, algorithm)
             assert_scores(recorder.visit(round, "score", client).output, w, *test, algorithm)
 
 
 def test_tuning_leaves_the_body_as_it_is(recorder):
     """Bit for bit, with momentum and decay; a new client is tuned like any other."""
-    world = harness.federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
+    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
     algorithm = FedSR(training=TRAINING, finetune_epochs=2, **OPTIONS)
-    recorder.run(algorithm, world, rounds=1)
+    recorder.run(algorithm, federation, rounds=1)
     for client in (0, 1, 2):
         visit = recorder.visit(1, "personalize", client)
         model, shared = visit.output[0].model, visit.shared.model
         same = {name for name in shared if torch.equal(model[name], shared[name])}
         assert same == set(shared) - set(HEAD)
-        harness.assert_epochs(visit.plans[0], len(world.splits[client].train), 5, 2)
+        harness.assert_epochs(visit.plans[0], len(federation.splits[client].train), 5, 2)
         assert int(visit.output[1]["steps"]) == len(visit.plans[0])
-    x, y = harness.examples(world, 2)
+    x, y = harness.examples(federation, 2)
     w = harness.arrays(recorder.visit(1, "personalize", 2).shared.model)
     expected = tuned(w, x, y, recorder.visit(1, "personalize", 2), 1, 2, algorithm)
     harness.assert_close(recorder.visit(1, "personalize", 2).output[0].model, expected, 1e-11)
@@ -161,8 +161,8 @@ def test_tuning_leaves_the_body_as_it_is(recorder):
 
 def test_the_sign_of_the_scale_is_that_of_the_references():
     """With both turned around nothing changes: the deviation of C z is |C| s."""
-    world, method = harness.federation(), FedSR(training=TRAINING, **OPTIONS)
-    task, (x, y) = method.with_gaussian_layer(world.common_task), (world.x[:6], world.y[:6])
+    federation, method = harness.make_federation(), FedSR(training=TRAINING, **OPTIONS)
+    task, (x, y) = method.with_gaussian_layer(federation.common_task), (federation.x[:6], federation.y[:6])
     model, generator = task.model.init(new_key(1)), torch.Generator().manual_seed(0)
     mean, raw = (torch.randn(harness.CLASSES, V, generator=generator) for _ in range(2))
     losses = []
@@ -182,7 +182,7 @@ class Deterministic(GaussianModel):
 
 
 def test_without_deviation_and_weights_it_is_fedavg(monkeypatch):
-    world = harness.federation()
+    federation = harness.make_federation()
     original = GaussianModel.init
 
     def init(self, key):
@@ -191,13 +191,13 @@ def test_without_deviation_and_weights_it_is_fedavg(monkeypatch):
         return params | {"gaussian.bias": quiet}
 
     monkeypatch.setattr(GaussianModel, "init", init)
-    monkeypatch.setattr(stochastic, "LEAST_DEVIATION", 0.0)
+    monkeypatch.setattr(bottleneck, "LEAST_DEVIATION", 0.0)
     one = FedSR(training=WHOLE, latent_dim=V, l2_weight=0.0, cmi_weight=0.0)
-    assert "FedAvg" in one.warnings(world.common_task)[0]
-    task = world.common_task
+    assert "FedAvg" in one.warnings(federation.common_task)[0]
+    task = federation.common_task
     plain = task._replace(model=Deterministic(task.model, V, task.num_classes))
     runs = [
-        harness.Recorder(monkeypatch).run(algorithm, replace(world, common_task=of))
+        harness.Recorder(monkeypatch).run(algorithm, replace(federation, common_task=of))
         for algorithm, of in ((FedAvg(training=WHOLE), plain), (one, task))
     ]
     for client in (0, 1):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from federations import federation, perceptron
+from federations import make_federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.ifca import IFCA, ServerState, choose
 from fedtailor.core import tree
@@ -30,9 +30,9 @@ LABELS = (*harness.LABELS, [2, 2, 0, 2, 2, 1, 2, 2], [0, 0, 0, 1, 0])
 SIZES = [len(labels) for labels in LABELS]
 
 
-def initial(world, count, seed=5):
+def initial(federation, count, seed=5):
     keys = [new_key(seed).common(purpose) for purpose in ["model", *(f"model {j}" for j in range(1, count))]]
-    return [harness.arrays(world.common_task.model.init(key)) for key in keys]
+    return [harness.arrays(federation.common_task.model.init(key)) for key in keys]
 
 
 def chosen(models, x, y):
@@ -52,14 +52,14 @@ def clusters(recorder, round, clients, program="train"):
 def test_three_rounds(recorder, count):
     """All models go down; choice, training, mean within the cluster; a cluster that nobody chose stays as it was,
     bit for bit, whatever momentum and decay."""
-    world = harness.federation(LABELS)
-    recorder.run(IFCA(training=TRAINING, clusters=count), world, rounds=3)
-    models, used = initial(world, count), set()
+    federation = harness.make_federation(LABELS)
+    recorder.run(IFCA(training=TRAINING, clusters=count), federation, rounds=3)
+    models, used = initial(federation, count), set()
     for round in (1, 2, 3):
         groups = {}
         for client in range(4):
             visit = recorder.visit(round, "train", client)
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             j = chosen(models, x, y)
             for number, w in enumerate(models):
                 harness.assert_close(row(visit.shared.models, number), w)
@@ -75,28 +75,28 @@ def test_three_rounds(recorder, count):
         used |= set(groups)
         for client in range(4):
             visit = recorder.visit(round, "personalize", client)
-            j = chosen(models, *harness.examples(world, client))
+            j = chosen(models, *harness.examples(federation, client))
             personal, diagnostics, by_set = visit.output
             harness.assert_close(personal.model, models[j])
             assert diagnostics["cluster"] == j and visit.plans == []
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             correct, loss = confusion(logits(models[j], x), y)
             assert by_set["clients"].class_correct.tolist() == correct.tolist()
             assert abs(float(by_set["clients"].loss_sum) - loss) < 1e-11
     last = recorder.visit(3, "personalize", 0).shared.models
     for unused in set(range(count)) - used:
-        for name, value in initial(world, count)[unused].items():
+        for name, value in initial(federation, count)[unused].items():
             assert np.array_equal(last[name][unused].numpy(), value)
     assert len(used) > 1 and (count < 5 or len(used) < count)
 
 
 def test_one_cluster_is_fedavg(recorder):
     """Bit for bit."""
-    world = harness.federation(LABELS)
+    federation = harness.make_federation(LABELS)
     one = IFCA(training=TRAINING, clusters=1)
-    recorder.run(one, world, rounds=3)
+    recorder.run(one, federation, rounds=3)
     first = dict(recorder.visits)
-    recorder.run(FedAvg(training=TRAINING), world, rounds=3)
+    recorder.run(FedAvg(training=TRAINING), federation, rounds=3)
     for (round, program, client), visit in first.items():
         model = recorder.visit(round, program, client).output
         if program == "train":
@@ -106,42 +106,42 @@ def test_one_cluster_is_fedavg(recorder):
         else:
             assert all(torch.equal(leaf, model[0][name]) for name, leaf in visit.output[0].model.items())
         assert all(torch.equal(*pair) for pair in zip(*(tree.leaves(run[-1]) for run in (visit.output, model))))
-    assert one.warnings(world.common_task) == ["with one cluster, this is FedAvg."]
-    assert IFCA().warnings(world.common_task) == []
+    assert one.warnings(federation.common_task) == ["with one cluster, this is FedAvg."]
+    assert IFCA().warnings(federation.common_task) == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_all_models_go_down_and_one_comes_up(recorder, count):
-    world = harness.federation(LABELS)
-    recorder.run(IFCA(training=TRAINING, clusters=count), world, rounds=1)
-    numbers = sum(leaf.size for leaf in initial(world, 1)[0].values())
+    federation = harness.make_federation(LABELS)
+    recorder.run(IFCA(training=TRAINING, clusters=count), federation, rounds=1)
+    numbers = sum(leaf.size for leaf in initial(federation, 1)[0].values())
     assert recorder.reports[0].bytes_down == 4 * 4 * count * numbers
     assert recorder.reports[0].bytes_up == 4 * 4 * (numbers + count)
-    task = world.common_task
+    task = federation.common_task
     assert most_bytes_up(IFCA(clusters=count).messages(task), task) == 4 * (numbers + count), "what is announced"
 
 
 def test_initial_models_are_distinct_and_equal_ones_would_stay_one_cluster(recorder, monkeypatch):
     """Pitfall: identical initializations. Ties go to the model of lowest index, so that all remain there for ever."""
-    world, one = harness.federation(LABELS), IFCA(training=TRAINING, clusters=3)
-    models = one.init_server(world.common_task, new_key(5)).models
+    federation, one = harness.make_federation(LABELS), IFCA(training=TRAINING, clusters=3)
+    models = one.init_server(federation.common_task, new_key(5)).models
     assert all(len(np.unique(leaf.numpy(), axis=0)) == 3 for leaf in models.values())
-    recorder.run(one, world, rounds=3)
+    recorder.run(one, federation, rounds=3)
     assert len(set(clusters(recorder, 3, range(4)))) > 1
     equal = {name: leaf[:1].expand_as(leaf).clone() for name, leaf in models.items()}
     monkeypatch.setattr(IFCA, "init_server", lambda self, task, key: ServerState(equal))
-    recorder.run(one, world, rounds=1)
+    recorder.run(one, federation, rounds=1)
     assert clusters(recorder, 1, range(4)) == [0, 0, 0, 0]
 
 
 def planted(seed):
     """Return eight clients of two groups, between which the three labels are permuted."""
-    world = federation(perceptron(), (30,) * 8, (12, 12), test_size=40, distance=3.0, seed=seed)
-    y = world.y.clone()
+    federation = make_federation(perceptron(), (30,) * 8, (12, 12), test_size=40, distance=3.0, seed=seed)
+    y = federation.y.clone()
     for client in (1, 3, 5, 7, 9):
-        rows = torch.cat(world.splits[client])
+        rows = torch.cat(federation.splits[client])
         y[rows] = (y[rows] + 1) % 3
-    return replace(world, y=y)
+    return replace(federation, y=y)
 
 
 def final(cls, seed):
@@ -173,20 +173,20 @@ def test_the_choice_is_made_on_all_training_examples_and_on_no_others(recorder):
 
     results = []
     for change in (None, other_tests):
-        world = harness.federation((*LABELS, [1, 0, 2, 1]), num_new=1, change=change)
-        recorder.run(IFCA(training=TRAINING), world)
+        federation = harness.make_federation((*LABELS, [1, 0, 2, 1]), num_new=1, change=change)
+        recorder.run(IFCA(training=TRAINING), federation)
         results.append([recorder.visit(2, "personalize", client).output[0] for client in range(5)])
     for one, two in zip(*results):
         assert all(torch.equal(*pair) for pair in zip(tree.leaves(one), tree.leaves(two)))
 
 
 def test_a_new_client_chooses_and_trains_nothing(recorder):
-    world = harness.federation((*LABELS, [1, 1, 2, 1], [0, 0, 2]), num_new=2)
-    recorder.run(IFCA(training=TRAINING, clusters=3), world)
+    federation = harness.make_federation((*LABELS, [1, 1, 2, 1], [0, 0, 2]), num_new=2)
+    recorder.run(IFCA(training=TRAINING, clusters=3), federation)
     for client in (4, 5):
         visit = recorder.visit(2, "personalize", client)
         models = [harness.arrays(row(visit.shared.models, j)) for j in range(3)]
-        j = chosen(models, *harness.examples(world, client))
+        j = chosen(models, *harness.examples(federation, client))
         harness.assert_close(visit.output[0].model, models[j])
         assert visit.output[0].cluster == j and visit.plans == [] and (2, "train", client) not in recorder.visits
 
@@ -195,33 +195,34 @@ def test_the_choice_is_made_in_evaluation_mode():
     """Dropout must not decide: no key gives another choice, and no other example does by batch normalization."""
     layers = [nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3)]
     task = Task(from_module(nn.Sequential(*layers), input_shape=(3,), num_classes=3), 3, (3,))
-    world = replace(harness.federation(LABELS), common_task=task)
+    federation = replace(harness.make_federation(LABELS), common_task=task)
     models = IFCA(clusters=4).init_server(task, new_key(1)).models
     for client in range(4):
-        picks = [choose(task, models, world.data(client).train, new_key(seed)) for seed in range(5)]
+        picks = [choose(task, models, federation.data(client).train, new_key(seed)) for seed in range(5)]
         assert len({int(pick.cluster) for pick in picks}) == 1
         assert all(torch.equal(leaf, models[name][picks[0].cluster]) for name, leaf in picks[0].model.items())
 
 
 def test_a_broken_model_is_not_chosen():
     """The loss of a model that has diverged is not a number, which is no reason to take it."""
-    world = harness.federation(LABELS)
-    models = IFCA(clusters=3).init_server(world.common_task, new_key(1)).models
+    federation = harness.make_federation(LABELS)
+    models = IFCA(clusters=3).init_server(federation.common_task, new_key(1)).models
     for broken, value in ((0, torch.nan), (1, torch.inf)):
         spoiled = {name: leaf.clone() for name, leaf in models.items()}
         spoiled["head.weight"][broken] = value
         for client in range(4):
-            pick = choose(world.common_task, spoiled, world.data(client).train, new_key(0))
+            pick = choose(federation.common_task, spoiled, federation.data(client).train, new_key(0))
             assert pick.cluster != broken
 
 
 def test_padding_of_infinite_loss_does_not_choose():
     """A row of weight 0 may hold anything: 0 times its loss would be no number for any model."""
-    world = harness.federation(LABELS)
-    world.x[-1] = torch.inf
-    task, data = world.common_task, world.data(0).train
+    federation = harness.make_federation(LABELS)
+    federation.x[-1] = torch.inf
+    task, data = federation.common_task, federation.data(0).train
     models = IFCA(clusters=3).init_server(task, new_key(1)).models
-    rows, weight = torch.cat([data.rows, torch.tensor([len(world.y) - 1])]), torch.cat([data.weight, torch.zeros(1)])
+    rows = torch.cat([data.rows, torch.tensor([len(federation.y) - 1])])
+    weight = torch.cat([data.weight, torch.zeros(1)])
     padded, chosen = data._replace(rows=rows, weight=weight), []
     for order in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):
         turned = {name: leaf[order] for name, leaf in models.items()}
@@ -232,9 +233,9 @@ def test_padding_of_infinite_loss_does_not_choose():
 
 
 def test_a_client_without_examples_changes_nothing():
-    world = harness.federation(([0, 1], []))
-    one, data = IFCA(training=TRAINING, clusters=3), world.data(1)
-    task = one.bind(world.common_task)
+    federation = harness.make_federation(([0, 1], []))
+    one, data = IFCA(training=TRAINING, clusters=3), federation.data(1)
+    task = one.bind(federation.common_task)
     server = one.init_server(task, new_key(1))
     done = one.local_update(task, Download(server), (), data, new_key(0))
     received = {"models": reduce_field([done.upload["models"], Mean(done.upload["models"].value, torch.zeros(3))])}
@@ -247,7 +248,7 @@ def test_a_client_without_examples_changes_nothing():
 def test_says_what_it_is():
     assert (describe(IFCA().adaptation), describe(IFCA(clusters=1).adaptation)) == ("choice among 2 models", "none")
     assert IFCA.primary_evaluation == "personalized"
-    world = harness.federation(LABELS)
-    assert IFCA().global_model(world.common_task, IFCA().init_server(world.common_task, new_key(0))) is None
+    federation = harness.make_federation(LABELS)
+    assert IFCA().global_model(federation.common_task, IFCA().init_server(federation.common_task, new_key(0))) is None
     with pytest.raises(ConfigError, match=r"IFCA.clusters must be >= 1, got 0"):
         IFCA(clusters=0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from federations import federation, module, perceptron
+from federations import make_federation, module, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.knn_per import KNNPer, Memory, neighbor_probabilities
 from fedtailor.core.adaptation import describe
@@ -43,21 +43,21 @@ def probabilities(w, x, near, mixing):
     return mixing * near + (1 - mixing) * np.exp(log_softmax(logits(w, x)))
 
 
-def with_validation(world, counts):
+def with_validation(federation, counts):
     """Return the federation in which the last training examples of each client are for validation."""
     splits = []
-    for split, count in zip(world.splits, counts, strict=True):
+    for split, count in zip(federation.splits, counts, strict=True):
         cut = len(split.train) - count
         splits.append(Split(split.train[:cut], split.train[cut:], split.test))
-    return replace(world, splits=splits)
+    return replace(federation, splits=splits)
 
 
-def global_after(recorder, world, rounds, clients=(0, 1)):
+def global_after(recorder, federation, rounds, clients=(0, 1)):
     """Return FedAvg's model from the recorded orders of batches."""
-    w = harness.initial(world)
+    w = harness.initial(federation)
     for round in range(1, rounds + 1):
         visits = [recorder.visit(round, "train", client) for client in clients]
-        parts = [harness.examples(world, client) for client in clients]
+        parts = [harness.examples(federation, client) for client in clients]
         trained = [sgd(w, *part, visit.plans[0], TRAINING)[0] for part, visit in zip(parts, visits, strict=True)]
         w = average(trained, [len(y) for _, y in parts])
     return w
@@ -68,22 +68,22 @@ def global_after(recorder, world, rounds, clients=(0, 1)):
 )
 def test_two_rounds(recorder, neighbors, scale, mixing):
     """With k = 50, fewer examples than neighbors: all of them are."""
-    world = harness.federation()
+    federation = harness.make_federation()
     algorithm = KNNPer(training=TRAINING, neighbors=neighbors, kernel_scale=scale, mixing=mixing)
-    recorder.run(algorithm, world)
-    w = global_after(recorder, world, 2)
+    recorder.run(algorithm, federation)
+    w = global_after(recorder, federation, 2)
     for client in (0, 1):
         personal, numbers, by_set = recorder.visit(2, "personalize", client).output
-        x, y = harness.examples(world, client)
+        x, y = harness.examples(federation, client)
         harness.assert_close(personal.model, w)
         memory = personal.memory.value
         harness.assert_close(memory.features, features(w, x))
         assert memory.labels.tolist() == y.tolist() and memory.weight.tolist() == [1.0] * len(y)
         assert float(numbers["mixing"]) == float(personal.mixing) == mixing
         known = features(w, x), y
-        x, y = harness.examples(world, client, "test")
+        x, y = harness.examples(federation, client, "test")
         expected = probabilities(w, x, by_neighbors(features(w, x), *known, neighbors, scale), mixing)
-        given = algorithm.predict(world.common_task, personal, torch.from_numpy(x)).exp()
+        given = algorithm.predict(federation.common_task, personal, torch.from_numpy(x)).exp()
         assert np.abs(given.numpy() - expected).max() < 1e-12
         scores = by_set["clients"]
         right = expected.argmax(1) == y
@@ -93,7 +93,7 @@ def test_two_rounds(recorder, neighbors, scale, mixing):
 
 
 def test_training_and_the_global_model_are_those_of_fedavg():
-    ours, plain = (run(one(training=TRAINING), Reference(), federation(module())) for one in (KNNPer, FedAvg))
+    ours, plain = (run(one(training=TRAINING), Reference(), make_federation(module())) for one in (KNNPer, FedAvg))
     for key, output in plain.of("train").items():
         assert_same_bits(ours.of("train")[key][1], output[1])
     for key, scores in plain.of("score").items():
@@ -103,7 +103,7 @@ def test_training_and_the_global_model_are_those_of_fedavg():
 
 def test_with_mixing_0_everybody_predicts_as_fedavg():
     ours, plain = (
-        run(one, Reference(), federation(perceptron()))
+        run(one, Reference(), make_federation(perceptron()))
         for one in (KNNPer(training=TRAINING, mixing=0.0), FedAvg(training=TRAINING))
     )
     for key, output in plain.of("personalize").items():
@@ -115,7 +115,7 @@ def test_with_mixing_0_everybody_predicts_as_fedavg():
 def test_without_examples_a_client_predicts_with_the_global_model():
     """Alone, and beside others that have examples, where its memory consists of padding."""
     for engine in (Reference(), Padded(Reference()), Batched()):
-        record = run(KNNPer(training=TRAINING, mixing=1.0), engine, federation(perceptron()))
+        record = run(KNNPer(training=TRAINING, mixing=1.0), engine, make_federation(perceptron()))
         for client in (5, 8):
             personal, _, by_set = record.of("personalize")[2, client]
             assert len(personal.memory.value.labels) == 0 and float(personal.mixing) == 0
@@ -158,10 +158,10 @@ def blur(x, splits):
 @pytest.mark.parametrize("mixing", [0.5, 0.0, 1.0])
 def test_validation_examples_choose_the_mixture(recorder, mixing):
     """The most right predictions of a grid; of equals the nearest to the default."""
-    world = with_validation(harness.federation((harness.LABELS[0] * 3,) * 2, change=blur), (17, 0))
-    recorder.run(KNNPer(training=TRAINING, neighbors=3, mixing=mixing), world, rounds=1)
-    w = global_after(recorder, world, 1)
-    (x, y), (val_x, val_y) = harness.examples(world, 0), harness.examples(world, 0, "val")
+    federation = with_validation(harness.make_federation((harness.LABELS[0] * 3,) * 2, change=blur), (17, 0))
+    recorder.run(KNNPer(training=TRAINING, neighbors=3, mixing=mixing), federation, rounds=1)
+    w = global_after(recorder, federation, 1)
+    (x, y), (val_x, val_y) = harness.examples(federation, 0), harness.examples(federation, 0, "val")
     near = by_neighbors(features(w, val_x), features(w, x), y, 3, 1.0)
     right = [(probabilities(w, val_x, near, step / 10).argmax(1) == val_y).sum() for step in range(11)]
     best = [step / 10 for step in range(11) if right[step] == max(right)]
@@ -173,10 +173,10 @@ def test_validation_examples_choose_the_mixture(recorder, mixing):
 
 def test_padding_does_not_vote_on_the_mixture():
     """Whichever example fills the rows of weight 0: most of them are told better by one of the two."""
-    world = with_validation(harness.federation((harness.LABELS[0] * 3,) * 2, change=blur), (17, 17))
-    one, task, data = KNNPer(neighbors=3), world.common_task, world.data(0)
+    federation = with_validation(harness.make_federation((harness.LABELS[0] * 3,) * 2, change=blur), (17, 17))
+    one, task, data = KNNPer(neighbors=3), federation.common_task, federation.data(0)
     download, found = Download(ModelState(task.model.init(new_key(1)))), []
-    for extra in range(len(world.y)):
+    for extra in range(len(federation.y)):
         rows = torch.cat([data.val.rows, torch.full((40,), extra)])
         padded = data.val._replace(rows=rows, weight=torch.cat([data.val.weight, torch.zeros(40)]))
         found.append(float(one.personalize(one.bind(task), download, (), data._replace(val=padded), new_key(0)).mixing))
@@ -185,28 +185,28 @@ def test_padding_does_not_vote_on_the_mixture():
 
 def test_all_engines_choose_the_same_mixture():
     """Clients with many, few and no validation examples in one stack; memories come back without padding."""
-    world = with_validation(federation(perceptron()), (0, 1, 2, 5, 9, 0, 8, 3, 0))
+    federation = with_validation(make_federation(perceptron()), (0, 1, 2, 5, 9, 0, 8, 3, 0))
     one = KNNPer(training=TRAINING, neighbors=4)
-    expected = run(one, Reference(), world)
+    expected = run(one, Reference(), federation)
     for engine in (Workers(2), Batched(32), Batched(2), Padded(Batched(3)), Padded(Reference())):
-        assert_close_runs(expected, run(one, engine, world))
+        assert_close_runs(expected, run(one, engine, federation))
     found = {client: float(output[0].mixing) for (_, client), output in expected.of("personalize").items()}
     assert len(set(found.values())) > 2 and found[0] == 0.5
     sizes = {client: len(model.memory.value.labels) for client, model in expected.reports[-1].personal.items()}
-    assert sizes == {client: len(split.train) for client, split in enumerate(world.splits)}
+    assert sizes == {client: len(split.train) for client, split in enumerate(federation.splits)}
 
 
 def test_a_new_client_is_treated_as_a_known_one(recorder):
     """A client of the same data gets the same model, whether it took part or not."""
     labels = (*harness.LABELS, [0, 2, 2, 1, 0, 2])
-    world = harness.federation(labels, num_new=1)
-    recorder.run(KNNPer(training=TRAINING), world)
+    federation = harness.make_federation(labels, num_new=1)
+    recorder.run(KNNPer(training=TRAINING), federation)
     assert (2, "train", 2) not in recorder.visits
-    w = global_after(recorder, world, 2)
+    w = global_after(recorder, federation, 2)
     visit = recorder.visit(2, "personalize", 2)
-    harness.assert_close(visit.output[0].memory.value.features, features(w, harness.examples(world, 2)[0]))
+    harness.assert_close(visit.output[0].memory.value.features, features(w, harness.examples(federation, 2)[0]))
     assert visit.plans == []
-    twins = replace(world, splits=[world.splits[0], world.splits[1], world.splits[1]])
+    twins = replace(federation, splits=[federation.splits[0], federation.splits[1], federation.splits[1]])
     record = run(KNNPer(training=TRAINING), Reference(), twins)
     assert_same_bits(*(record.of("personalize")[2, client][0] for client in (1, 2)))
 

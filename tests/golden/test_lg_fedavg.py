@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from federations import Planned, convolutional, federation, module
+from federations import Planned, convolutional, make_federation, module
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.lg_fedavg import LGFedAvg, layer_numbers
 from fedtailor.core.adaptation import describe
@@ -24,9 +24,9 @@ NEWCOMER = [0, 2, 2, 1, 0, 2]
 @pytest.mark.parametrize("training", [TRAINING, DROPPING])
 def test_two_rounds(recorder, training):
     """Pitfall: some code shares the first layers and keeps the last ones, the reverse of the paper."""
-    world = harness.federation()
-    recorder.run(LGFedAvg(training=training), world)
-    w = harness.initial(world)
+    federation = harness.make_federation()
+    recorder.run(LGFedAvg(training=training), federation)
+    w = harness.initial(federation)
     bodies, head = [harness.part(w, BODY)] * 2, harness.part(w, HEAD)
     for round in (1, 2):
         trained = []
@@ -34,7 +34,7 @@ def test_two_rounds(recorder, training):
             visit = recorder.visit(round, "train", client)
             assert visit.shared._fields == ("shared",)
             harness.assert_close(visit.shared.shared, head)
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             (batches,) = visit.plans
             harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
             trained.append(sgd({**bodies[client], **head}, x, y, batches, training, ALL)[0])
@@ -49,7 +49,7 @@ def test_two_rounds(recorder, training):
         for client in (0, 1):
             personal, _, by_set = recorder.visit(round, "personalize", client).output
             harness.assert_close(personal.model, {**bodies[client], **head})
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             correct, loss = confusion(logits({**bodies[client], **head}, x), y)
             assert by_set["clients"].class_correct.tolist() == correct.tolist()
             assert abs(float(by_set["clients"].loss_sum) - loss) < 1e-11
@@ -57,13 +57,13 @@ def test_two_rounds(recorder, training):
 
 
 def test_lower_layers_of_other_rounds_are_evaluated_under_the_new_head(recorder):
-    world = harness.federation((*harness.LABELS, NEWCOMER))
-    recorder.run(LGFedAvg(training=TRAINING), world, participation=Planned(cohorts={1: [0, 1], 2: [0]}))
+    federation = harness.make_federation((*harness.LABELS, NEWCOMER))
+    recorder.run(LGFedAvg(training=TRAINING), federation, participation=Planned(cohorts={1: [0, 1], 2: [0]}))
     head = recorder.visit(2, "train", 0).output[1]["shared"].value
     bodies = [
         recorder.visit(2, "train", 0).output[0],
         recorder.visit(1, "train", 1).output[0],
-        harness.initial_params(world),
+        harness.initial_params(federation),
     ]
     for client, body in enumerate(bodies):
         found = recorder.visit(2, "personalize", client).output[0].model
@@ -72,25 +72,26 @@ def test_lower_layers_of_other_rounds_are_evaluated_under_the_new_head(recorder)
 
 def test_a_new_client_trains_lower_layers_under_the_received_ones(recorder):
     """Momentum and decay must not move the received layers, which the client's model keeps."""
-    world = harness.federation((*harness.LABELS, NEWCOMER), num_new=1)
-    recorder.run(LGFedAvg(training=TRAINING), world)
+    federation = harness.make_federation((*harness.LABELS, NEWCOMER), num_new=1)
+    recorder.run(LGFedAvg(training=TRAINING), federation)
     head = recorder.visit(2, "personalize", 0).shared.shared
     visit = recorder.visit(2, "personalize", 2)
     (batches,) = visit.plans
     harness.assert_epochs(batches, len(NEWCOMER), TRAINING.batch_size, 20)
-    start = harness.arrays({**harness.part(harness.initial_params(world), BODY), **head})
-    harness.assert_close(visit.output[0].model, sgd(start, *harness.examples(world, 2), batches, TRAINING, BODY)[0])
+    start = harness.arrays({**harness.part(harness.initial_params(federation), BODY), **head})
+    expected, *_ = sgd(start, *harness.examples(federation, 2), batches, TRAINING, BODY)
+    harness.assert_close(visit.output[0].model, expected)
     assert all(torch.equal(visit.output[0].model[name], head[name]) for name in HEAD)
 
 
 def test_tuning_of_the_head_leaves_lower_layers_and_is_not_kept(recorder):
     """The protocol of FedCR; a new client tunes after onboarding."""
-    world, algorithm = harness.federation((*harness.LABELS, NEWCOMER), num_new=1), LGFedAvg(training=TRAINING)
-    recorder.run(algorithm, world)
+    federation, algorithm = harness.make_federation((*harness.LABELS, NEWCOMER), num_new=1), LGFedAvg(training=TRAINING)
+    recorder.run(algorithm, federation)
     plain = [harness.arrays(recorder.visit(2, "personalize", client).output[0].model) for client in range(3)]
-    recorder.run(LGFedAvg(training=TRAINING, finetune_epochs=3), world)
+    recorder.run(LGFedAvg(training=TRAINING, finetune_epochs=3), federation)
     for client in range(3):
-        visit, (x, y) = recorder.visit(2, "personalize", client), harness.examples(world, client)
+        visit, (x, y) = recorder.visit(2, "personalize", client), harness.examples(federation, client)
         harness.assert_epochs(visit.plans[-1], len(y), TRAINING.batch_size, 3)
         harness.assert_close(visit.output[0].model, sgd(plain[client], x, y, visit.plans[-1], TRAINING, HEAD)[0])
         assert int(visit.output[0].steps) == len(visit.plans[-1])
@@ -99,24 +100,24 @@ def test_tuning_of_the_head_leaves_lower_layers_and_is_not_kept(recorder):
 
 
 def test_with_all_layers_shared_it_is_fedavg(recorder):
-    world, algorithm = harness.federation(), LGFedAvg(training=TRAINING, shared_layers=2)
-    recorder.run(algorithm, world)
-    assert algorithm.warnings(world.common_task) == ["all layers are shared: this is FedAvg."]
-    assert LGFedAvg().warnings(world.common_task) == []
+    federation, algorithm = harness.make_federation(), LGFedAvg(training=TRAINING, shared_layers=2)
+    recorder.run(algorithm, federation)
+    assert algorithm.warnings(federation.common_task) == ["all layers are shared: this is FedAvg."]
+    assert LGFedAvg().warnings(federation.common_task) == []
     found = recorder.visit(2, "personalize", 0).output[0].model
-    recorder.run(FedAvg(training=TRAINING), world)
+    recorder.run(FedAvg(training=TRAINING), federation)
     expected = recorder.visit(2, "personalize", 0).output[0]
     assert all(torch.equal(found[name], expected[name]) for name in ALL)
 
 
 def test_two_of_three_layers(recorder):
     """What a client trains in the first round is FedAvg's; then the lower part stays, and buffers with their layer."""
-    world = federation(module(), (5, 9), ())
-    recorder.run(LGFedAvg(training=TRAINING, shared_layers=2), world, rounds=1)
+    federation = make_federation(module(), (5, 9), ())
+    recorder.run(LGFedAvg(training=TRAINING, shared_layers=2), federation, rounds=1)
     shared, own = {"4.weight", "4.bias", "6.weight", "6.bias"}, {"0.weight", "0.bias", "1.running_mean"}
     visits = [recorder.visit(1, "train", client).output for client in (0, 1)]
     personal = [recorder.visit(1, "personalize", client).output[0].model for client in (0, 1)]
-    recorder.run(FedAvg(training=TRAINING), world, rounds=1)
+    recorder.run(FedAvg(training=TRAINING), federation, rounds=1)
     for client, (state, upload, *_) in enumerate(visits):
         assert set(upload["shared"].value) == shared and own < set(state)
         expected = recorder.visit(1, "train", client).output[1]["model"].value

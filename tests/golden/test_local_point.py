@@ -54,11 +54,11 @@ def sent(visit, name):
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_what_is_scored_is_the_model_after_local_training(recorder, name):
-    world = harness.federation()
-    recorder.run(load_algorithm(name)(training=TRAINING, **OPTIONS.get(name, {})), world)
+    federation = harness.make_federation()
+    recorder.run(load_algorithm(name)(training=TRAINING, **OPTIONS.get(name, {})), federation)
     for round in (1, 2):
         for client in (0, 1):
-            visit, (x, y) = recorder.visit(round, "train", client), harness.examples(world, client, "test")
+            visit, (x, y) = recorder.visit(round, "train", client), harness.examples(federation, client, "test")
             scores = visit.output[3]
             correct, loss = confusion(logits(harness.arrays(LOCAL[name](visit)), x), y)
             assert scores.class_correct.tolist() == correct.tolist()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from federations import Planned, federation, module
+from federations import Planned, make_federation, module
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.moon import Frozen, Moon, contrastive_loss
 from fedtailor.core import tree
@@ -69,9 +69,9 @@ def local_round(received, previous, x, y, batches, algorithm):
 
 
 def test_the_gradient_by_hand_is_a_gradient():
-    world = harness.federation(hidden=6)
-    x, y = harness.examples(world, 0)
-    w, *frozen = (harness.arrays(world.common_task.model.init(new_key(seed))) for seed in range(3))
+    federation = harness.make_federation(hidden=6)
+    x, y = harness.examples(federation, 0)
+    w, *frozen = (harness.arrays(federation.common_task.model.init(new_key(seed))) for seed in range(3))
     slope = slope_of(w, frozen, x, y, 2.0, 0.3)
     for name, value in w.items():
         for place in range(value.size):
@@ -86,16 +86,16 @@ def test_the_gradient_by_hand_is_a_gradient():
 @pytest.mark.parametrize("training", [PLAIN, HEAVY])
 @pytest.mark.parametrize("options", [{}, {"penalty": 5.0, "temperature": 0.2}])
 def test_three_rounds(recorder, training, options):
-    world = harness.federation()
+    federation = harness.make_federation()
     algorithm = Moon(training=training, **options)
-    recorder.run(algorithm, world, rounds=3)
-    w = harness.initial(world)
+    recorder.run(algorithm, federation, rounds=3)
+    w = harness.initial(federation)
     previous = [w, w]
     for round in (1, 2, 3):
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
             harness.assert_close(visit.shared.model, w)
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             (batches,) = visit.plans
             previous[client], loss = local_round(w, previous[client], x, y, batches, algorithm)
             state, upload, metrics, _ = visit.output
@@ -113,41 +113,41 @@ def test_the_defaults_are_those_of_the_paper():
 
 def test_a_client_remembers_its_own_last_round(recorder):
     """Pitfall: the previous model is that of the client's last round, however long ago, not that of the last round."""
-    world = harness.federation()
+    federation = harness.make_federation()
     algorithm = Moon(training=HEAVY)
     cohorts = Planned(cohorts={1: [0, 1], 2: [1], 3: [0, 1]})
-    recorder.run(algorithm, world, rounds=3, participation=cohorts)
+    recorder.run(algorithm, federation, rounds=3, participation=cohorts)
     old = harness.arrays(recorder.visit(1, "train", 0).output[1]["model"].value)
     visit = recorder.visit(3, "train", 0)
     received = harness.arrays(visit.shared.model)
-    expected, _ = local_round(received, old, *harness.examples(world, 0), visit.plans[0], algorithm)
+    expected, _ = local_round(received, old, *harness.examples(federation, 0), visit.plans[0], algorithm)
     harness.assert_close(visit.output[1]["model"].value, expected)
 
 
 def test_a_late_first_round_has_no_contrast(recorder):
     """The state of a client that never trained is not the common initialization but the received model."""
-    world = harness.federation()
+    federation = harness.make_federation()
     cohorts = Planned(cohorts={1: [0], 2: [0], 3: [0, 1]})
-    recorder.run(Moon(training=HEAVY), world, rounds=3, participation=cohorts)
+    recorder.run(Moon(training=HEAVY), federation, rounds=3, participation=cohorts)
     visit = recorder.visit(3, "train", 1)
     received = harness.arrays(visit.shared.model)
     without = Moon(training=HEAVY, penalty=0.0)
-    plain, _ = local_round(received, received, *harness.examples(world, 1), visit.plans[0], without)
+    plain, _ = local_round(received, received, *harness.examples(federation, 1), visit.plans[0], without)
     harness.assert_close(visit.output[1]["model"].value, plain)
 
 
 @pytest.mark.parametrize("task", [harness.task, module])
 def test_without_penalty_it_is_fedavg(task):
-    world = federation(task()) if task is module else harness.federation()
-    ours, plain = (run(one, Reference(), world, rounds=3) for one in (Moon(training=HEAVY, penalty=0.0), fedavg()))
+    federation = make_federation(task()) if task is module else harness.make_federation()
+    ours, plain = (run(one, Reference(), federation, rounds=3) for one in (Moon(training=HEAVY, penalty=0.0), fedavg()))
     _assert_same_models(ours, plain, rounds=(1, 2, 3))
 
 
 @pytest.mark.parametrize("task", [harness.task, module])
 def test_the_first_round_is_one_of_fedavg(task):
     """Both frozen models are the received one: the contrast is log 2 whatever the features are; dropout included."""
-    world = federation(task()) if task is module else harness.federation()
-    ours, plain = (run(one, Reference(), world) for one in (Moon(training=HEAVY), fedavg()))
+    federation = make_federation(task()) if task is module else harness.make_federation()
+    ours, plain = (run(one, Reference(), federation) for one in (Moon(training=HEAVY), fedavg()))
     _assert_same_models(ours, plain, rounds=(1,))
     second = [tree.leaves(record.of("train")[2, 0][1]["model"].value) for record in (ours, plain)]
     assert max((one - two).abs().max() for one, two in zip(*second, strict=True)) > 1e-6
@@ -184,10 +184,10 @@ def test_features_of_zero_do_no_harm():
 
 def test_the_frozen_models_run_in_evaluation_mode():
     """Pitfall: in training mode they would have batch statistics, and a dropout of their own."""
-    world = federation(module(), (14,), ())
-    task, key = world.common_task, new_key(4)
+    federation = make_federation(module(), (14,), ())
+    task, key = federation.common_task, new_key(4)
     models = [task.model.init(new_key(seed)) for seed in (1, 2, 3)]
-    batch = Batch(world.x[:8], world.y[:8], torch.ones(8))
+    batch = Batch(federation.x[:8], federation.y[:8], torch.ones(8))
     values = [
         contrastive_loss(task, models[0], Frozen(*models[1:]), batch, key, penalty=penalty, temperature=0.5).loss
         for penalty in (0.0, 1.0)
@@ -198,8 +198,8 @@ def test_the_frozen_models_run_in_evaluation_mode():
 
 
 def test_new_clients_get_the_global_model(recorder):
-    world = harness.federation((*harness.LABELS, [0, 2, 2, 1]), num_new=1)
-    recorder.run(Moon(training=PLAIN), world)
+    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1]), num_new=1)
+    recorder.run(Moon(training=PLAIN), federation)
     personal, numbers, _ = recorder.visit(2, "personalize", 2).output
     harness.assert_close(personal, harness.arrays(recorder.visit(2, "score", 0).shared))
     assert {name: int(value) for name, value in numbers.items()} == {"steps": 0}

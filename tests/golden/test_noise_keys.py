@@ -25,7 +25,7 @@ def test_passes_over_a_batch_have_keys_of_their_own(recorder, monkeypatch, algor
         return original(task, params, context, batch, key)
 
     monkeypatch.setattr(losses, "classification_loss", watched)
-    recorder.run(algorithm, harness.federation(harness.LABELS[:1]), rounds=1, evaluate_every=0)
+    recorder.run(algorithm, harness.make_federation(harness.LABELS[:1]), rounds=1, evaluate_every=0)
     batches = len(recorder.visit(1, "train", 0).plans[0])
     passes = keys[: batches * per_batch]
     assert len(set(passes)) == batches * per_batch
@@ -34,6 +34,6 @@ def test_passes_over_a_batch_have_keys_of_their_own(recorder, monkeypatch, algor
 
 def test_the_phases_of_ditto_have_keys_of_their_own(recorder):
     """Orders and dropout have one key: with as many epochs, only the key can make the orders differ."""
-    recorder.run(Ditto(training=TRAINING, personal_epochs=1), harness.federation(), rounds=1)
+    recorder.run(Ditto(training=TRAINING, personal_epochs=1), harness.make_federation(), rounds=1)
     shared, own = recorder.visit(1, "train", 0).plans
     assert [batch.tolist() for batch in shared] != [batch.tolist() for batch in own]

@@ -57,8 +57,8 @@ def build(variant, training=PLAIN, **options):
     return PerFedAvg(training=training, variant=variant, inner_lr=ALPHA, difference=DELTA, **options)
 
 
-def initial(world, seed=5):
-    return harness.arrays(world.common_task.model.init(new_key(seed).common("model")))
+def initial(federation, seed=5):
+    return harness.arrays(federation.common_task.model.init(new_key(seed).common("model")))
 
 
 def update(algorithm, task, data, model):
@@ -72,15 +72,15 @@ def update(algorithm, task, data, model):
 @pytest.mark.parametrize("training", [PLAIN, DROPPING, STEPS])
 @pytest.mark.parametrize("adapt", [{"adapt_steps": 1}, {"adapt_epochs": 2}], ids=["step", "epochs"])
 def test_two_rounds(recorder, variant, training, adapt):
-    world, per_step = harness.federation(), BATCHES[variant]
-    recorder.run(build(variant, training, **adapt), world)
-    w = initial(world)
+    federation, per_step = harness.make_federation(), BATCHES[variant]
+    recorder.run(build(variant, training, **adapt), federation)
+    w = initial(federation)
     for round in (1, 2):
         trained = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
             harness.assert_close(visit.shared.model, w)
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             (batches,) = visit.plans
             own, loss = meta_steps(w, x, y, batches, per_step, training.lr)
             trained.append(own)
@@ -97,11 +97,11 @@ def test_two_rounds(recorder, variant, training, adapt):
                 harness.assert_epochs(batches, SIZES[client], training.batch_size, 2, drop_last=drop_last)
             else:
                 assert len(batches) == 1
-            adapted, *_ = sgd(w, *harness.examples(world, client), batches, Training(lr=ALPHA))
+            adapted, *_ = sgd(w, *harness.examples(federation, client), batches, Training(lr=ALPHA))
             personal, diagnostics, by_set = visit.output
             harness.assert_close(personal.model, adapted)
             assert int(diagnostics["steps"]) == len(batches)
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             correct, loss = confusion(logits(adapted, x), y)
             assert by_set["clients"].class_correct.tolist() == correct.tolist()
             assert abs(float(by_set["clients"].loss_sum) - loss) < 1e-11
@@ -111,9 +111,9 @@ def test_two_rounds(recorder, variant, training, adapt):
 def test_batches(recorder, variant):
     """A step uses disjoint batches and an epoch uses every example; a client of too few batches goes on into the next
     epoch (pitfalls: clients of fewer than 2 B examples never train, three batches or no step, all of it done twice)."""
-    world, per_step = harness.federation(([0, 1, 2] * 6, [0, 1, 2, 1], [0])), BATCHES[variant]
+    federation, per_step = harness.make_federation(([0, 1, 2] * 6, [0, 1, 2, 1], [0])), BATCHES[variant]
     one = build(variant, Training(lr=0.2, epochs=2, batch_size=3), adapt_steps=1)
-    recorder.run(one, world, rounds=1)
+    recorder.run(one, federation, rounds=1)
     (batches,) = recorder.visit(1, "train", 0).plans
     assert len(batches) == 12  # six an epoch
     for epoch in (batches[:6], batches[6:]):
@@ -123,25 +123,25 @@ def test_batches(recorder, variant):
         (batches,) = visit.plans
         assert len(batches) == 2 * per_step * -(-len(sizes) // per_step)
         assert [len(batch) for batch in batches] == (sizes * len(batches))[: len(batches)]
-        assert not np.allclose(visit.output[1]["model"].value["head.bias"], initial(world)["head.bias"], atol=1e-4)
+        assert not np.allclose(visit.output[1]["model"].value["head.bias"], initial(federation)["head.bias"], atol=1e-4)
     assert recorder.reports[0].steps - 3 == sum(len(recorder.visit(1, "train", client).plans[0]) for client in range(3))
 
 
 @pytest.mark.parametrize(("delta", "tolerance"), [(1e-3, 1e-4), (1e-5, 1e-8)])
 def test_the_hessian_free_step_is_that_of_the_hessian(recorder, delta, tolerance):
     """Against g - alpha H(w; D'') g, with the exact Hessian-vector product of automatic differentiation."""
-    world = harness.federation()
+    federation = harness.make_federation()
     training = Training(lr=1.0, steps=1, batch_size=5)
-    recorder.run(PerFedAvg(training=training, inner_lr=ALPHA, difference=delta), world, rounds=1)
+    recorder.run(PerFedAvg(training=training, inner_lr=ALPHA, difference=delta), federation, rounds=1)
     visit = recorder.visit(1, "train", 0)
-    rows = [world.splits[0].train[torch.from_numpy(batch)] for batch in visit.plans[0]]
+    rows = [federation.splits[0].train[torch.from_numpy(batch)] for batch in visit.plans[0]]
     assert [len(part) for part in rows] == [5, 5, 3]
-    w = world.common_task.model.init(new_key(5).common("model"))
+    w = federation.common_task.model.init(new_key(5).common("model"))
 
     def slope(params, part):
         def loss(params):
-            z = F.relu(F.linear(world.x[part], params["hidden.weight"], params["hidden.bias"]))
-            return F.cross_entropy(F.linear(z, params["head.weight"], params["head.bias"]), world.y[part])
+            z = F.relu(F.linear(federation.x[part], params["hidden.weight"], params["hidden.bias"]))
+            return F.cross_entropy(F.linear(z, params["head.weight"], params["head.bias"]), federation.y[part])
 
         return torch.func.grad(loss)(params)
 
@@ -156,11 +156,11 @@ def test_the_hessian_free_step_is_that_of_the_hessian(recorder, delta, tolerance
 @pytest.mark.parametrize("variant", BATCHES)
 def test_without_an_inner_step_this_is_fedavg(recorder, variant):
     """With alpha -> 0, all examples in a batch, and equal clients: w -> FedAvg's, and nothing is adapted."""
-    world = harness.federation(([0, 1, 2, 0, 1], [2, 2, 1, 0, 2]))
+    federation = harness.make_federation(([0, 1, 2, 0, 1], [2, 2, 1, 0, 2]))
     training = Training(lr=0.3, steps=4, batch_size=0)
-    recorder.run(PerFedAvg(training=training, variant=variant, inner_lr=1e-300), world)
+    recorder.run(PerFedAvg(training=training, variant=variant, inner_lr=1e-300), federation)
     models = {key: visit.output[0].model for key, visit in recorder.visits.items() if key[1] == "personalize"}
-    recorder.run(FedAvg(training=training), world)
+    recorder.run(FedAvg(training=training), federation)
     for key, model in models.items():
         harness.assert_close(model, harness.arrays(recorder.visit(*key).output[0]))
 
@@ -168,13 +168,13 @@ def test_without_an_inner_step_this_is_fedavg(recorder, variant):
 @pytest.mark.parametrize("variant", BATCHES)
 def test_the_outer_step_starts_from_the_model_before_the_inner_one(recorder, variant):
     """Pitfall: two ordinary steps, w <- u - beta g, in place of w - beta g."""
-    world = harness.federation()
+    federation = harness.make_federation()
     training = Training(lr=0.2, steps=1, batch_size=5)
-    recorder.run(build(variant, training), world, rounds=1)
+    recorder.run(build(variant, training), federation, rounds=1)
     visit = recorder.visit(1, "train", 0)
-    two_steps, w = initial(world), visit.output[1]["model"].value
+    two_steps, w = initial(federation), visit.output[1]["model"].value
     for batch, lr in zip(visit.plans[0], (ALPHA, training.lr)):
-        two_steps = sgd(two_steps, *harness.examples(world, 0), [batch], Training(lr=lr))[0]
+        two_steps = sgd(two_steps, *harness.examples(federation, 0), [batch], Training(lr=lr))[0]
     assert np.abs(two_steps["head.weight"] - w["head.weight"].numpy()).max() > 0.01
 
 
@@ -182,23 +182,23 @@ def test_the_outer_step_starts_from_the_model_before_the_inner_one(recorder, var
 def test_all_steps_are_plain(recorder, variant):
     """Pitfall: momentum in the inner optimizer. Whatever the training section asks for, inner, outer and adapting
     steps have none, and the user is told."""
-    world = harness.federation()
-    recorder.run(build(variant, HEAVY, adapt_epochs=2), world)
+    federation = harness.make_federation()
+    recorder.run(build(variant, HEAVY, adapt_epochs=2), federation)
     heavy = {key: visit.output for key, visit in recorder.visits.items()}
-    recorder.run(build(variant, PLAIN, adapt_epochs=2), world)
+    recorder.run(build(variant, PLAIN, adapt_epochs=2), federation)
     for round, program, client in heavy:
         place = 1 if program == "train" else 0
         one, two = (heavy[round, program, client], recorder.visit(round, program, client).output)
         if program != "score":
             models = [(o[1]["model"].value if place else o[0].model) for o in (one, two)]
             assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
-    (said,) = build(variant, HEAVY).warnings(world.common_task)
+    (said,) = build(variant, HEAVY).warnings(federation.common_task)
     assert said.startswith("this method does not use") and "training.momentum" in said
     adam = build(variant, replace(PLAIN, optimizer="adam"))
-    assert adam.warnings(world.common_task) == ["this method does not use training.optimizer."]
-    assert build(variant, PLAIN).warnings(world.common_task) == []
+    assert adam.warnings(federation.common_task) == ["this method does not use training.optimizer."]
+    assert build(variant, PLAIN).warnings(federation.common_task) == []
     unadapted = build(variant, PLAIN, adapt_epochs=0)
-    assert unadapted.warnings(world.common_task) == ["without adaptation, the global model predicts."]
+    assert unadapted.warnings(federation.common_task) == ["without adaptation, the global model predicts."]
 
 
 def test_clients_adapt_to_training_examples(recorder):
@@ -210,8 +210,8 @@ def test_clients_adapt_to_training_examples(recorder):
 
     personal = []
     for change in (None, other_tests):
-        world = harness.federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1, change=change)
-        recorder.run(build("hessian_free", adapt_steps=1), world)
+        federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1, change=change)
+        recorder.run(build("hessian_free", adapt_steps=1), federation)
         personal.append([recorder.visit(2, "personalize", client).output[0].model for client in range(3)])
         assert (2, "train", 2) not in recorder.visits
     for one, two in zip(*personal):
@@ -219,11 +219,11 @@ def test_clients_adapt_to_training_examples(recorder):
     w, visit = recorder.visit(2, "score", 0).shared.model, recorder.visit(2, "personalize", 2)
     (batch,) = visit.plans[0]
     assert len(batch) == 5  # one step, on a batch
-    expected, *_ = sgd(harness.arrays(w), *harness.examples(world, 2), [batch], Training(lr=ALPHA))
+    expected, *_ = sgd(harness.arrays(w), *harness.examples(federation, 2), [batch], Training(lr=ALPHA))
     harness.assert_close(visit.output[0].model, expected)
 
 
-def module_world(layers, count=20):
+def module_federation(layers, count=20):
     x = torch.randn(count, 4, generator=torch.Generator().manual_seed(1))
     y = torch.arange(count) % 3
     model = from_module(nn.Sequential(*layers, nn.Linear(5, 3)), input_shape=(4,), num_classes=3)
@@ -234,34 +234,35 @@ def module_world(layers, count=20):
 @pytest.mark.parametrize("variant", BATCHES)
 def test_batch_normalization_follows_two_passes(variant):
     """Those over D and D'; the two that stand for the Hessian leave no trace."""
-    world = module_world([nn.BatchNorm1d(4), nn.Linear(4, 5), nn.ReLU()])
-    model = world.common_task.model.init(new_key(0))
+    federation = module_federation([nn.BatchNorm1d(4), nn.Linear(4, 5), nn.ReLU()])
+    model = federation.common_task.model.init(new_key(0))
     training = Training(lr=0.1, steps=1, batch_size=0)
-    done = update(build(variant, training), world.common_task, world.data(0), model)
+    done = update(build(variant, training), federation.common_task, federation.data(0), model)
     (name,) = [name for name in model if name.endswith("running_mean")]
-    expected = (0.1 + 0.9 * 0.1) * world.x.mean(0)
+    expected = (0.1 + 0.9 * 0.1) * federation.x.mean(0)
     assert torch.allclose(done.upload["model"].value[name], expected, rtol=0, atol=1e-14)
 
 
 def test_adaptation_updates_the_running_statistics():
     """The passes of adaptation see the client's examples; whole batches lead towards their mean."""
-    world = module_world([nn.BatchNorm1d(4), nn.Linear(4, 5), nn.ReLU()])
-    model = world.common_task.model.init(new_key(0))
+    federation = module_federation([nn.BatchNorm1d(4), nn.Linear(4, 5), nn.ReLU()])
+    model = federation.common_task.model.init(new_key(0))
     one = build("first_order", Training(batch_size=0), adapt_steps=2)
-    tuned = one.personalize(one.bind(world.common_task), Download(ModelState(model)), (), world.data(0), new_key(0))
+    task = one.bind(federation.common_task)
+    tuned = one.personalize(task, Download(ModelState(model)), (), federation.data(0), new_key(0))
     (name,) = [name for name in model if name.endswith("running_mean")]
-    assert torch.allclose(tuned.model[name], (0.1 + 0.9 * 0.1) * world.x.mean(0), rtol=0, atol=1e-14)
+    assert torch.allclose(tuned.model[name], (0.1 + 0.9 * 0.1) * federation.x.mean(0), rtol=0, atol=1e-14)
 
 
 def test_both_gradients_of_the_difference_share_their_dropout():
     """Otherwise their difference does not vanish with delta."""
-    world = module_world([nn.Linear(4, 5), nn.Tanh(), nn.Dropout(0.5)])
-    model = world.common_task.model.init(new_key(0))
+    federation = module_federation([nn.Linear(4, 5), nn.Tanh(), nn.Dropout(0.5)])
+    model = federation.common_task.model.init(new_key(0))
     training = Training(lr=1.0, steps=1, batch_size=0)
     steps = []
     for delta in (1e-4, 1e-6):
         one = PerFedAvg(training=training, inner_lr=ALPHA, difference=delta)
-        steps.append(update(one, world.common_task, world.data(0), model).upload["model"].value)
+        steps.append(update(one, federation.common_task, federation.data(0), model).upload["model"].value)
     for name in model:
         assert torch.allclose(steps[0][name], steps[1][name], rtol=0, atol=1e-7)
         assert not torch.equal(steps[0][name], model[name])
@@ -269,11 +270,11 @@ def test_both_gradients_of_the_difference_share_their_dropout():
 
 @pytest.mark.parametrize("variant", BATCHES)
 def test_a_client_without_examples_changes_nothing(variant):
-    world = harness.federation(([0, 1], []))
-    model = world.common_task.model.init(new_key(0))
-    one, data = build(variant), world.data(1)
-    done = update(one, world.common_task, data, model)
-    tuned = one.personalize(one.bind(world.common_task), Download(ModelState(model)), (), data, new_key(0))
+    federation = harness.make_federation(([0, 1], []))
+    model = federation.common_task.model.init(new_key(0))
+    one, data = build(variant), federation.data(1)
+    done = update(one, federation.common_task, data, model)
+    tuned = one.personalize(one.bind(federation.common_task), Download(ModelState(model)), (), data, new_key(0))
     for name, value in model.items():
         assert torch.equal(done.upload["model"].value[name], value) and torch.equal(tuned.model[name], value)
     assert done.metrics["steps"] == 0 and done.metrics["loss"] == 0 and tuned.steps == 0

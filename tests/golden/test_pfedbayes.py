@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from federations import Planned, federation, module
+from federations import Planned, make_federation, module
 from fedtailor.algorithms.pfedbayes import PFedBayes
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.noise import normal
@@ -102,8 +102,8 @@ def round_of(q, p, x, y, batches, noises, algorithm, global_lr=None):
     return q, p, np.mean(values)
 
 
-def initial(world, scale):
-    mean = harness.initial(world)
+def initial(federation, scale):
+    mean = harness.initial(federation)
     raw = math.log(math.expm1(scale))
     return {(n, i): mean[n] if i == 0 else np.full_like(mean[n], raw) for n in ALL for i in (0, 1)}
 
@@ -118,10 +118,10 @@ def assert_gaussian(given, expected, tolerance=TOLERANCE):
 )
 def test_two_rounds(recorder, options):
     """Likelihood scaled to n_i, rho averaged and not sigma, equal weights, q from q and p from the download."""
-    world = harness.federation()
+    federation = harness.make_federation()
     algorithm = PFedBayes(training=TRAINING, **FAST, **options)
-    recorder.run(algorithm, world)
-    p = initial(world, algorithm.initial_scale)
+    recorder.run(algorithm, federation)
+    p = initial(federation, algorithm.initial_scale)
     q = {0: p, 1: p}
     for round in (1, 2):
         copies = []
@@ -129,7 +129,7 @@ def test_two_rounds(recorder, options):
             visit = recorder.visit(round, "train", client)
             assert_gaussian(visit.shared, p)
             (batches,) = visit.plans
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             harness.assert_epochs(batches, len(y), 5, 2)
             noise = drawn(visit)
             assert {eps.shape for eps in noise} == {(algorithm.draws, 4 * 4 + 3 * 5)}
@@ -137,7 +137,7 @@ def test_two_rounds(recorder, options):
             q[client], copy, loss = round_of(q[client], p, x, y, batches, noise, algorithm)
             copies.append(copy)
             state, upload, metrics, scores = visit.output
-            assert_scores(scores, q[client], *harness.examples(world, client, "test"))
+            assert_scores(scores, q[client], *harness.examples(federation, client, "test"))
             assert_gaussian(state.own, q[client])
             assert_gaussian(HeadPosterior(upload["mean"].value, upload["raw"].value), copy)
             assert float(upload["mean"].weight) == float(upload["raw"].weight) == 1.0
@@ -146,7 +146,7 @@ def test_two_rounds(recorder, options):
         beta = algorithm.mixing
         p = {key: (1 - beta) * p[key] + beta * (copies[0][key] + copies[1][key]) / 2 for key in p}
         for client in (0, 1):
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             scores = recorder.visit(round, "personalize", client).output[2]["clients"]
             for found, own in ((recorder.visit(round, "score", client).output, p), (scores, q[client])):
                 assert_scores(found, own, x, y)
@@ -160,12 +160,12 @@ def assert_scores(found, gaussian, x, y):
 
 
 def test_a_new_client_trains_q_alone_from_p(recorder):
-    world = harness.federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
+    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
     algorithm = PFedBayes(training=TRAINING, **FAST)
-    recorder.run(algorithm, world)
+    recorder.run(algorithm, federation)
     visit = recorder.visit(2, "personalize", 2)
     p = {(name, i): part[name].numpy() for name in ALL for i, part in enumerate(visit.shared)}
-    x, y = harness.examples(world, 2)
+    x, y = harness.examples(federation, 2)
     q, still, _ = round_of(p, p, x, y, visit.plans[0], drawn(visit), algorithm, global_lr=0.0)
     assert all(np.array_equal(still[key], p[key]) for key in p)
     harness.assert_close(visit.output[0], {name: q[name, 0] for name in ALL}, TOLERANCE)
@@ -174,9 +174,9 @@ def test_a_new_client_trains_q_alone_from_p(recorder):
 @pytest.mark.parametrize("train", ["all", "cohort"])
 def test_who_trains_and_where_a_client_starts(recorder, train):
     """Clients of later cohorts start from the p of that round; one that never trained predicts with the global mean."""
-    world = harness.federation((*harness.LABELS, [0, 2, 2, 1]))
+    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1]))
     algorithm = PFedBayes(training=TRAINING, **FAST)
-    recorder.run(algorithm, world, rounds=2, participation=Planned(cohorts={1: [0], 2: [1]}), train=train)
+    recorder.run(algorithm, federation, rounds=2, participation=Planned(cohorts={1: [0], 2: [1]}), train=train)
     trained = {(round, client) for round, program, client in recorder.visits if program == "train"}
     every = {(round, client) for round in (1, 2) for client in (0, 1, 2)}
     assert trained == (every if train == "all" else {(1, 0), (2, 1)})
@@ -184,7 +184,7 @@ def test_who_trains_and_where_a_client_starts(recorder, train):
         return
     visit = recorder.visit(2, "train", 1)
     p = {(name, i): part[name].numpy() for name in ALL for i, part in enumerate(visit.shared)}
-    x, y = harness.examples(world, 1)
+    x, y = harness.examples(federation, 1)
     q, *_ = round_of(p, p, x, y, visit.plans[0], drawn(visit), algorithm)
     assert_gaussian(visit.output[0].own, q)
     personal, score = (recorder.visit(2, name, 2).output for name in ("personalize", "score"))
@@ -226,10 +226,10 @@ def test_steps_of_adam_are_those_of_the_optimizer():
 
 
 def test_buffers_are_averaged_and_have_no_deviation(recorder):
-    world = federation(module(), (6, 9), ())
-    recorder.run(PFedBayes(training=TRAINING), world, rounds=1)
+    federation = make_federation(module(), (6, 9), ())
+    recorder.run(PFedBayes(training=TRAINING), federation, rounds=1)
     outputs = [recorder.visit(1, "train", client).output for client in (0, 1)]
-    names = world.common_task.names("buffer")
+    names = federation.common_task.names("buffer")
     final = recorder.visit(1, "personalize", 0).shared.mean
     for name in names:
         assert all(name not in output[1]["raw"].value for output in outputs)

@@ -23,36 +23,37 @@ TRAININGS = pytest.mark.parametrize("training", [TRAINING, DROPPING], ids=["all"
 @pytest.mark.parametrize("mode", ["single", "multi", "none"])
 @pytest.mark.parametrize("drop", [False, True], ids=["evaluate-all", "evaluate-whole-batches"])
 def test_two_rounds(recorder, training, mode, drop):
-    world = harness.federation()
+    federation = harness.make_federation()
     algorithm = PFedFDA(training=training, beta=mode, evaluate_drop_last=drop)
-    recorder.run(algorithm, world)
-    trained, evaluated = compare.assert_run(recorder, world, algorithm)
-    kept = {client: recorder.visit(1, "personalize", client).kept for client in world.known}
+    recorder.run(algorithm, federation)
+    trained, evaluated = compare.assert_run(recorder, federation, algorithm)
+    kept = {client: recorder.visit(1, "personalize", client).kept for client in federation.known}
     size = training.batch_size
-    assert all((len(k) == len(world.splits[c].train) // size * size) if drop else k is None for c, k in kept.items())
+    whole = {client: len(federation.splits[client].train) // size * size for client in federation.known}
+    assert all(len(k) == whole[client] if drop else k is None for client, k in kept.items())
     betas = [beta for by_client in (trained, evaluated) for beta in by_client.values()]
     inside = [beta for beta in betas if 0 < beta[0] < 1]
-    assert len(inside) >= (0 if mode == "none" else 2), "the world no longer shows a blend"
+    assert len(inside) >= (0 if mode == "none" else 2), "the federation no longer shows a blend"
     assert all((first == second) for first, second in betas) or mode == "multi"
 
 
 def test_what_the_server_starts_with(recorder):
-    world = harness.federation()
-    recorder.run(PFedFDA(training=TRAINING), world, rounds=1)
+    federation = harness.make_federation()
+    recorder.run(PFedFDA(training=TRAINING), federation, rounds=1)
     body, shared = compare.server_of(recorder.visit(1, "train", 0).shared)
-    initial = harness.initial(world)
+    initial = harness.initial(federation)
     assert all(np.array_equal(body[name], initial[name]) for name in BODY) and set(body) == set(BODY)
     assert np.array_equal(shared.covariance, np.eye(harness.HIDDEN))
     assert shared.means.min() >= 0 and shared.means.max() <= 1 and shared.means.std() > 0.15
 
 
 def test_the_global_model_has_equally_likely_classes(recorder):
-    world = harness.federation()
-    recorder.run(PFedFDA(training=TRAINING), world, rounds=1)
+    federation = harness.make_federation()
+    recorder.run(PFedFDA(training=TRAINING), federation, rounds=1)
     uniform = np.full(harness.CLASSES, 1 / harness.CLASSES)
-    for client in world.known:
+    for client in federation.known:
         body, shared = compare.server_of(recorder.visit(1, "personalize", client).shared)
-        x, y = harness.examples(world, client, "test")
+        x, y = harness.examples(federation, client, "test")
         expected = fda.classify(features(body, x), shared, uniform, fda.RELEASED)
         compare.assert_scores(recorder.visit(1, "score", client).output, expected, y, 1e-11)
 
@@ -65,26 +66,26 @@ def test_the_paper_taken_literally(recorder, training, mode):
     With two betas the objective is a narrow, curved valley, and the library's pattern search ends up to 1e-6 above
     the lowest of all grid points; there the objective is compared, and everything else at the library's beta.
     """
-    world = harness.federation()
+    federation = harness.make_federation()
     algorithm = PFedFDA.from_preset("paper", training=training, beta=mode)
-    recorder.run(algorithm, world, rounds=1)
+    recorder.run(algorithm, federation, rounds=1)
     slack = 1e-6 if mode == "multi" else 0.0
-    compare.assert_run(recorder, world, algorithm, fda.PAPER, rounds=1, tolerance=1e-9, slack=slack)
+    compare.assert_run(recorder, federation, algorithm, fda.PAPER, rounds=1, tolerance=1e-9, slack=slack)
 
 
 @pytest.mark.parametrize("options", [{"cov_ridge": 0.1}, {"cov_offset": 0.01}, {"cov_ridge": 0.01, "cov_offset": 0.0}])
 def test_ridge_and_offset(recorder, options):
-    world = harness.federation()
+    federation = harness.make_federation()
     algorithm = PFedFDA(training=TRAINING, **options)
-    recorder.run(algorithm, world)
+    recorder.run(algorithm, federation)
     constants = fda.Constants(ridge=algorithm.cov_ridge, offset=algorithm.cov_offset)
-    compare.assert_run(recorder, world, algorithm, constants, tolerance=1e-10)
+    compare.assert_run(recorder, federation, algorithm, constants, tolerance=1e-10)
 
 
 def test_bytes_of_a_round(recorder):
     """|phi| + C d + d (d + 1) / 2 numbers of 4 bytes each way, and n_i up; the head is never sent."""
-    world = harness.federation()
-    recorder.run(PFedFDA(training=TRAINING), world, rounds=1)
+    federation = harness.make_federation()
+    recorder.run(PFedFDA(training=TRAINING), federation, rounds=1)
     d, classes = harness.HIDDEN, harness.CLASSES
     body = harness.INPUTS * d + d
     numbers = body + classes * d + d * (d + 1) // 2
@@ -93,9 +94,9 @@ def test_bytes_of_a_round(recorder):
 
 
 def test_a_round_leaves_the_download_as_it_was(recorder):
-    world = harness.federation()
-    recorder.run(PFedFDA(training=TRAINING), world)
+    federation = harness.make_federation()
+    recorder.run(PFedFDA(training=TRAINING), federation)
     first = recorder.visit(1, "train", 0).shared
-    initial = world.common_task.model.init(new_key(5).common("model"))
+    initial = federation.common_task.model.init(new_key(5).common("model"))
     assert all(torch.equal(first.body[name], initial[name]) for name in BODY)
     assert torch.equal(first.covariance, torch.eye(harness.HIDDEN))

@@ -36,10 +36,10 @@ def not_a_number(x, splits):
 @MODES
 @pytest.mark.parametrize("labels", SMALL.values(), ids=SMALL)
 def test_small_clients(recorder, labels, mode):
-    world = harness.federation((USUAL, labels))
+    federation = harness.make_federation((USUAL, labels))
     algorithm = PFedFDA(training=TRAINING, beta=mode)
-    recorder.run(algorithm, world)
-    trained, evaluated = compare.assert_run(recorder, world, algorithm)
+    recorder.run(algorithm, federation)
+    trained, evaluated = compare.assert_run(recorder, federation, algorithm)
     if len(set(labels)) == len(labels) and mode != "none":
         assert trained[1, 1] != [0.0, 0.0], "several epochs give copies to divide"
         assert evaluated[1, 1] == evaluated[2, 1] == [0.0, 0.0], "one pass gives none"
@@ -47,10 +47,10 @@ def test_small_clients(recorder, labels, mode):
 
 @MODES
 def test_a_class_without_any_example_keeps_its_initial_mean(recorder, mode):
-    world = harness.federation(([0, 1, 0, 0, 1, 1, 0], [1, 1, 0, 1, 0, 1]))
+    federation = harness.make_federation(([0, 1, 0, 0, 1, 1, 0], [1, 1, 0, 1, 0, 1]))
     algorithm = PFedFDA(training=TRAINING, beta=mode)
-    recorder.run(algorithm, world)
-    compare.assert_run(recorder, world, algorithm)
+    recorder.run(algorithm, federation)
+    compare.assert_run(recorder, federation, algorithm)
     first, last = (recorder.visit(*which, 0).shared.means[2] for which in ((1, "train"), (2, "personalize")))
     harness.assert_close(last, first.numpy())
 
@@ -58,37 +58,37 @@ def test_a_class_without_any_example_keeps_its_initial_mean(recorder, mode):
 @MODES
 def test_constant_features(recorder, mode):
     """Beta of the covariance hardly matters here: ties of 1e-12 at each level of the search add up."""
-    world = harness.federation((USUAL, [0, 1, 2, 0, 1, 2, 0]), change=constant)
+    federation = harness.make_federation((USUAL, [0, 1, 2, 0, 1, 2, 0]), change=constant)
     algorithm = PFedFDA(training=TRAINING, beta=mode)
-    recorder.run(algorithm, world)
-    compare.assert_run(recorder, world, algorithm, slack=1e-11 if mode == "multi" else 0.0)
+    recorder.run(algorithm, federation)
+    compare.assert_run(recorder, federation, algorithm, slack=1e-11 if mode == "multi" else 0.0)
 
 
 @pytest.mark.parametrize("mode", ["single", "multi"])
 def test_constant_features_without_any_ridge(recorder, mode):
     """The scatter has zeros on its diagonal, so that correlations are undefined; compared after one round."""
-    world = harness.federation((USUAL, [0, 1, 2, 0, 1, 2, 0]), change=constant)
+    federation = harness.make_federation((USUAL, [0, 1, 2, 0, 1, 2, 0]), change=constant)
     algorithm = PFedFDA(training=TRAINING, beta=mode, cov_ridge=0.0, cov_offset=0.0)
-    recorder.run(algorithm, world, rounds=1)
+    recorder.run(algorithm, federation, rounds=1)
     constants = fda.Constants(ridge=0.0, offset=0.0)
-    compare.assert_run(recorder, world, algorithm, constants, rounds=1, tolerance=1e-9)
+    compare.assert_run(recorder, federation, algorithm, constants, rounds=1, tolerance=1e-9)
 
 
 def test_constant_features_without_ridge_or_blend_stay_finite(recorder):
     """A covariance of zeros has no classifier worth comparing, but nothing may overflow or raise."""
-    world = harness.federation((USUAL, [0, 1, 2, 0, 1, 2, 0]), change=constant)
-    recorder.run(PFedFDA(training=TRAINING, beta="none", cov_ridge=0.0, cov_offset=0.0), world, rounds=1)
+    federation = harness.make_federation((USUAL, [0, 1, 2, 0, 1, 2, 0]), change=constant)
+    recorder.run(PFedFDA(training=TRAINING, beta="none", cov_ridge=0.0, cov_offset=0.0), federation, rounds=1)
     assert recorder.reports[0].events == []
-    for client in world.known:
+    for client in federation.known:
         personal, _, _ = recorder.visit(1, "personalize", client).output
         assert all(bool(torch.isfinite(leaf).all()) for leaf in tree.leaves(personal))
 
 
 def test_more_features_than_examples(recorder):
-    world = harness.federation(([0, 1, 2, 0, 1], [2, 2, 1, 0]), hidden=12)
+    federation = harness.make_federation(([0, 1, 2, 0, 1], [2, 2, 1, 0]), hidden=12)
     algorithm = PFedFDA(training=TRAINING)
-    recorder.run(algorithm, world)
-    compare.assert_run(recorder, world, algorithm)
+    recorder.run(algorithm, federation)
+    compare.assert_run(recorder, federation, algorithm)
     for (_, name, _), visit in recorder.visits.items():
         if name == "train":
             assert np.linalg.eigvalsh(visit.output[1]["covariance"].value.numpy()).min() > 0.5
@@ -102,9 +102,9 @@ def assert_same_bits(first, second):
 @pytest.mark.parametrize("mode", ["single", "multi", "none"])
 def test_a_client_with_damaged_data_changes_nothing_for_the_others(monkeypatch, mode):
     algorithm = PFedFDA(training=TRAINING, beta=mode)
-    world = harness.federation((*harness.LABELS, USUAL), change=not_a_number)
-    damaged = harness.Recorder(monkeypatch).run(algorithm, world)
-    alone = harness.Recorder(monkeypatch).run(algorithm, replace(world, splits=world.splits[:2]))
+    federation = harness.make_federation((*harness.LABELS, USUAL), change=not_a_number)
+    damaged = harness.Recorder(monkeypatch).run(algorithm, federation)
+    alone = harness.Recorder(monkeypatch).run(algorithm, replace(federation, splits=federation.splits[:2]))
     for report in damaged.reports:
         (event,) = [event for event in report.events if event["kind"] == "quarantine"]
         assert (event["client"], event["round"]) == (2, report.round)
@@ -119,12 +119,12 @@ def test_a_client_with_damaged_data_changes_nothing_for_the_others(monkeypatch, 
 
 @pytest.mark.parametrize("mode", ["single", "multi"])
 def test_a_client_without_training_data_gets_the_global_gaussian(recorder, mode):
-    world = harness.federation((*harness.LABELS, []))
+    federation = harness.make_federation((*harness.LABELS, []))
     algorithm = PFedFDA(training=TRAINING, beta=mode)
-    recorder.run(algorithm, world)
+    recorder.run(algorithm, federation)
     assert [event["kind"] for report in recorder.reports for event in report.events] == ["skipped"]
     assert (1, "train", 2) not in recorder.visits
-    compare.assert_run(recorder, world, algorithm)
+    compare.assert_run(recorder, federation, algorithm)
     personal = recorder.visit(2, "personalize", 2).output[0]
     _, shared = compare.server_of(recorder.visit(2, "personalize", 2).shared)
     weight, bias = fda.discriminant(*shared, np.full(3, 1 / 3), 1e-4)
@@ -136,10 +136,10 @@ def test_a_client_without_training_data_gets_the_global_gaussian(recorder, mode)
 @MODES
 @pytest.mark.parametrize("labels", [[0, 2, 2, 1, 0, 2, 0, 2], [1]], ids=["usual", "one example"])
 def test_a_new_client_runs_the_evaluation_step_only(recorder, labels, mode):
-    world = harness.federation((*harness.LABELS, labels), num_new=1)
+    federation = harness.make_federation((*harness.LABELS, labels), num_new=1)
     algorithm = PFedFDA(training=TRAINING, beta=mode)
-    recorder.run(algorithm, world)
-    compare.assert_run(recorder, world, algorithm)
+    recorder.run(algorithm, federation)
+    compare.assert_run(recorder, federation, algorithm)
     visit = recorder.visit(2, "personalize", 2)
     assert visit.plans == [] and (1, "train", 2) not in recorder.visits
     assert_same_bits(visit.output[0].body, visit.shared.body)

@@ -26,8 +26,8 @@ def client_with(z, y, classes):
     d = z.shape[1]
     task = Task(mlp((d,), classes, hidden=d), classes, (d,))
     rows = torch.arange(len(y))
-    world = Federation(torch.from_numpy(z), torch.from_numpy(y), [Split(rows, rows[:0], rows[:0])], task)
-    return task, world.data(0)
+    federation = Federation(torch.from_numpy(z), torch.from_numpy(y), [Split(rows, rows[:0], rows[:0])], task)
+    return task, federation.data(0)
 
 
 def personalize(algorithm, z, y, means, covariance, *, shift=0.0, previous=0.5, seed=0):
@@ -170,8 +170,8 @@ def test_identical_clients_average_to_themselves_whatever_their_sizes():
 
 def test_clients_with_the_same_data_agree_and_so_does_the_server(recorder):
     """With all examples in one batch and no folds to draw, only the order of a sum differs."""
-    world = harness.federation((harness.LABELS[0],) * 2, change=repeat_first)
-    recorder.run(PFedFDA(training=Training(lr=0.1, epochs=3, batch_size=0), beta="none"), world, rounds=1)
+    federation = harness.make_federation((harness.LABELS[0],) * 2, change=repeat_first)
+    recorder.run(PFedFDA(training=Training(lr=0.1, epochs=3, batch_size=0), beta="none"), federation, rounds=1)
     first, second = (recorder.visit(1, "train", client).output[1] for client in (0, 1))
     after = recorder.visit(1, "personalize", 0).shared
     for name in ("means", "covariance"):
@@ -196,7 +196,7 @@ def test_the_head_is_frozen_bit_for_bit(recorder, monkeypatch):
 
     monkeypatch.setattr(pfedfda, "body_loss", recording)
     algorithm = PFedFDA(training=Training(lr=0.1, momentum=0.9, weight_decay=0.1, epochs=3, batch_size=5))
-    recorder.run(algorithm, harness.federation(), rounds=1)
+    recorder.run(algorithm, harness.make_federation(), rounds=1)
     steps = [len(recorder.visit(1, "train", client).plans[0]) for client in (0, 1)]
     assert len(heads) == sum(steps) == 9 + 6
     assert len(set(heads[:9])) == len(set(heads[9:])) == 1 and heads[0] != heads[9]

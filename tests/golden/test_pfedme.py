@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from federations import federation, module
+from federations import make_federation, module
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.pfedme import PFedMe, ServerState
 from fedtailor.core.adaptation import describe
@@ -47,15 +47,15 @@ def apart(first, second):
 @pytest.mark.parametrize("training", [PLAIN, HEAVY, STEPS], ids=["plain", "heavy", "steps"])
 def test_three_rounds(recorder, training, mixing):
     """Theta has no decay of its own (0.001 is copied around), nor those of [training]; clients weigh the same."""
-    world = harness.federation()
-    recorder.run(PFedMe(training=training, mixing=mixing, **OPTIONS), world, rounds=3)
-    w = harness.initial(world)
+    federation = harness.make_federation()
+    recorder.run(PFedMe(training=training, mixing=mixing, **OPTIONS), federation, rounds=3)
+    w = harness.initial(federation)
     for round in (1, 2, 3):
         sent = []
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
             harness.assert_close(visit.shared.model, w)
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             (batches,) = visit.plans
             assert len(batches) == (training.steps or training.epochs * -(-len(y) // 5))
             new, theta = outer(w, x, y, batches, OPTIONS, OPTIONS["outer_lr"])
@@ -63,91 +63,91 @@ def test_three_rounds(recorder, training, mixing):
             _, upload, metrics, scores = visit.output
             harness.assert_close(upload["model"].value, new)
             assert upload["model"].weight == 1 and int(metrics["steps"]) == 3 * len(batches)
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             assert abs(float(scores.loss_sum) - confusion(logits(theta, x), y)[1]) < 1e-11
         mean = average(sent, [1, 1])
         w = {name: (1 - mixing) * w[name] + mixing * mean[name] for name in w}
         for client in (0, 1):
             visit = recorder.visit(round, "personalize", client)
             assert len(visit.plans[0]) == 4
-            _, theta = outer(w, *harness.examples(world, client), visit.plans[0], OPTIONS, 0.0)
+            _, theta = outer(w, *harness.examples(federation, client), visit.plans[0], OPTIONS, 0.0)
             personal, diagnostics, by_set = visit.output
             harness.assert_close(personal.model, theta)
             assert int(diagnostics["steps"]) == 12
-            x, y = harness.examples(world, client, "test")
+            x, y = harness.examples(federation, client, "test")
             assert by_set["clients"].class_correct.tolist() == confusion(logits(theta, x), y)[0].tolist()
             harness.assert_close(recorder.visit(round, "score", client).shared.model, w)
 
 
 def test_personal_models_are_neither_the_global_nor_the_local_nor_the_initial_one(recorder):
     """Where theta refers to the live model, w_i or the next broadcast overwrite it; elsewhere it is never written."""
-    world = harness.federation()
-    recorder.run(PFedMe(training=PLAIN), world, rounds=3)
+    federation = harness.make_federation()
+    recorder.run(PFedMe(training=PLAIN), federation, rounds=3)
     w = harness.arrays(recorder.visit(3, "score", 0).shared.model)
     thetas = []
     for client in (0, 1):
         sent = harness.arrays(recorder.visit(3, "train", client).output[1]["model"].value)
         thetas.append(harness.arrays(recorder.visit(3, "personalize", client).output[0].model))
-        assert min(apart(thetas[-1], other) for other in (w, sent, harness.initial(world))) > 1e-3
+        assert min(apart(thetas[-1], other) for other in (w, sent, harness.initial(federation))) > 1e-3
     assert apart(*thetas) > 1e-3
 
 
 def test_the_server_moves_by_default(recorder):
     """A library's default of beta, 0, freezes it at the initial model; here 0 is legal, and warned of."""
-    world = harness.federation()
-    recorder.run(PFedMe(training=PLAIN), world, rounds=2)
-    assert apart(harness.arrays(recorder.visit(2, "score", 0).shared.model), harness.initial(world)) > 1e-3
-    recorder.run(PFedMe(training=PLAIN, mixing=0.0), world, rounds=2)
-    assert apart(harness.arrays(recorder.visit(2, "score", 0).shared.model), harness.initial(world)) == 0
+    federation = harness.make_federation()
+    recorder.run(PFedMe(training=PLAIN), federation, rounds=2)
+    assert apart(harness.arrays(recorder.visit(2, "score", 0).shared.model), harness.initial(federation)) > 1e-3
+    recorder.run(PFedMe(training=PLAIN, mixing=0.0), federation, rounds=2)
+    assert apart(harness.arrays(recorder.visit(2, "score", 0).shared.model), harness.initial(federation)) == 0
 
 
 def test_a_large_penalty_and_an_exact_solve_make_an_outer_step_one_of_fedavg(monkeypatch):
     """Then lambda (w - theta) is the gradient at w: one inner step of length 1 / lambda finds theta."""
-    world = harness.federation(labels=([0, 1, 2, 1, 0], [2, 1, 1, 0, 2]))
+    federation = harness.make_federation(labels=([0, 1, 2, 1, 0], [2, 1, 1, 0, 2]))
     training = Training(lr=0.2, epochs=2, batch_size=2)
     limit = PFedMe(training=training, penalty=1e6, inner_lr=1e-6, inner_steps=2, outer_lr=0.2)
     one, two = (
-        harness.Recorder(monkeypatch).run(algorithm, world, rounds=3)
+        harness.Recorder(monkeypatch).run(algorithm, federation, rounds=3)
         for algorithm in (limit, FedAvg(training=training))
     )
     found = harness.arrays(one.visit(3, "score", 0).shared.model)
     expected = harness.arrays(two.visit(3, "score", 0).shared)
-    assert apart(found, expected) < 1e-4 < apart(expected, harness.initial(world))
+    assert apart(found, expected) < 1e-4 < apart(expected, harness.initial(federation))
 
 
 def test_theta_solves_the_proximal_problem():
     """With enough steps on all examples, grad CE(theta) + lambda (theta - w) vanishes."""
-    world = harness.federation()
-    w = world.common_task.model.init(new_key(5).common("model"))
+    federation = harness.make_federation()
+    w = federation.common_task.model.init(new_key(5).common("model"))
     whole = replace(PLAIN, batch_size=0)
     method = PFedMe(training=whole, penalty=5.0, inner_steps=10, inner_lr=0.1, solve_batches=30)
-    download = Download(method.init_server(world.common_task, new_key(5)))
-    theta = method.personalize(method.bind(world.common_task), download, (), world.data(0), new_key(5)).model
+    download = Download(method.init_server(federation.common_task, new_key(5)))
+    theta = method.personalize(method.bind(federation.common_task), download, (), federation.data(0), new_key(5)).model
     theta, w = harness.arrays(theta), harness.arrays(w)
-    slope = gradient(theta, *harness.examples(world, 0))
+    slope = gradient(theta, *harness.examples(federation, 0))
     assert max(abs(slope[name] + 5.0 * (theta[name] - w[name])).max() for name in w) < 1e-10
     assert apart(theta, w) > 1e-3
 
 
 def test_a_new_client_solves_as_the_others_do(recorder):
-    world = harness.federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
-    recorder.run(PFedMe(training=HEAVY, **OPTIONS), world)
+    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
+    recorder.run(PFedMe(training=HEAVY, **OPTIONS), federation)
     visit = recorder.visit(2, "personalize", 2)
     w = harness.arrays(recorder.visit(2, "score", 0).shared.model)
-    _, theta = outer(w, *harness.examples(world, 2), visit.plans[0], OPTIONS, 0.0)
+    _, theta = outer(w, *harness.examples(federation, 2), visit.plans[0], OPTIONS, 0.0)
     harness.assert_close(visit.output[0].model, theta)
 
 
 def test_without_batches_of_the_solve_clients_predict_with_the_global_model(recorder):
-    recorder.run(PFedMe(training=PLAIN, solve_batches=0), harness.federation())
+    recorder.run(PFedMe(training=PLAIN, solve_batches=0), harness.make_federation())
     w = harness.arrays(recorder.visit(2, "score", 0).shared.model)
     harness.assert_close(recorder.visit(2, "personalize", 0).output[0].model, w, 0)
 
 
 def test_buffers_follow_theta_and_are_not_mixed(recorder):
     """A mixture with a share above 1 could make a variance negative."""
-    world = federation(module(), (9, 14), ())
-    recorder.run(PFedMe(training=PLAIN, mixing=30.0, outer_lr=1e-4), world)
+    federation = make_federation(module(), (9, 14), ())
+    recorder.run(PFedMe(training=PLAIN, mixing=30.0, outer_lr=1e-4), federation)
     uploads = [recorder.visit(2, "train", client).output[1]["buffers"].value for client in (0, 1)]
     after = recorder.visit(2, "score", 0).shared.model
     for name, value in uploads[0].items():

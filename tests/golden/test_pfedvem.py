@@ -49,11 +49,11 @@ def first_posterior(w, scale):
     return vem.Posterior(w, raw)
 
 
-def assert_run(recorder, world, algorithm, cohorts, *, rounds=2, everybody=True):
+def assert_run(recorder, federation, algorithm, cohorts, *, rounds=2, everybody=True):
     """Compare every update, aggregate and evaluation; return the confidences by (round, client)."""
     shared = recorder.visit(1, "train", 0).shared
     body, w = harness.arrays(shared.body), head_of(shared.head)
-    clients = [client for client in world.known if len(world.splits[client].train)]
+    clients = [client for client in federation.known if len(federation.splits[client].train)]
     posteriors, bodies, taus = {}, {}, {}
     for round in range(1, rounds + 1):
         trained = clients if everybody else cohorts[round]
@@ -62,19 +62,19 @@ def assert_run(recorder, world, algorithm, cohorts, *, rounds=2, everybody=True)
             before = posteriors.get(client)
             rho2 = variance_of(algorithm, before, w)
             before = before or first_posterior(w, algorithm.initial_scale)
-            x, y = harness.examples(world, client)
+            x, y = harness.examples(federation, client)
             posteriors[client], bodies[client] = assert_update(
-                visit, algorithm, before, body, w, rho2, x, y, harness.examples(world, client, "test")
+                visit, algorithm, before, body, w, rho2, x, y, harness.examples(federation, client, "test")
             )
             taus[round, client] = 1 / rho2
         assert not [key for key in recorder.visits if key[:2] == (round, "train") and key[2] not in trained]
         sent = [client for client in cohorts[round] if client in clients]
-        sizes = [len(world.splits[client].train) for client in sent]
+        sizes = [len(federation.splits[client].train) for client in sent]
         confidences = [taus[round, client] for client in sent]
         heads = [posteriors[client].mean for client in sent]
         body, w = vem.server_average([bodies[client] for client in sent], sizes, heads, confidences)
-        for client in world.known:
-            assert_personal(recorder, world, round, client, algorithm, body, w, posteriors, bodies)
+        for client in federation.known:
+            assert_personal(recorder, federation, round, client, algorithm, body, w, posteriors, bodies)
     return taus
 
 
@@ -113,7 +113,7 @@ def assert_update(visit, algorithm, before, body, w, rho2, x, y, test):
     return posterior, trained
 
 
-def assert_personal(recorder, world, round, client, algorithm, body, w, posteriors, bodies):
+def assert_personal(recorder, federation, round, client, algorithm, body, w, posteriors, bodies):
     """Compare the personal model of a client after a round, and the global one on its test examples."""
     personal, diagnostics, scores = recorder.visit(round, "personalize", client).output
     own = posteriors.get(client) or first_posterior(w, algorithm.initial_scale)
@@ -122,7 +122,7 @@ def assert_personal(recorder, world, round, client, algorithm, body, w, posterio
     harness.assert_close(personal.head, dict(zip(HEAD, own.mean)), TOLERANCE)
     harness.assert_close(personal.deviation, dict(zip(HEAD, vem.deviations(own.raw))), TOLERANCE)
     assert float(diagnostics["uncertainty"]) == pytest.approx(vem.variance(own, w)[1], rel=1e-10)
-    x, y = harness.examples(world, client, "test")
+    x, y = harness.examples(federation, client, "test")
     assert_scores(scores["clients"], vem.predictions(expected, own.mean, x), y, TOLERANCE)
     assert_scores(recorder.visit(round, "score", client).output, vem.predictions(body, w, x), y, TOLERANCE)
 
@@ -139,49 +139,49 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "defaults")
 def test_two_rounds(recorder, options):
-    world = harness.federation()
+    federation = harness.make_federation()
     algorithm = PFedVEM(training=TRAINING, **options)
-    recorder.run(algorithm, world)
-    taus = assert_run(recorder, world, algorithm, EVERYBODY)
-    assert taus[2, 0] != taus[2, 1], "the world no longer shows different confidences"
+    recorder.run(algorithm, federation)
+    taus = assert_run(recorder, federation, algorithm, EVERYBODY)
+    assert taus[2, 0] != taus[2, 1], "the federation no longer shows different confidences"
 
 
 @pytest.mark.parametrize("train", ["auto", "cohort"])
 def test_all_clients_train_and_the_cohort_uploads(recorder, train):
-    world = harness.federation(THREE)
+    federation = harness.make_federation(THREE)
     cohorts = {1: [0, 1], 2: [1, 2], 3: [0, 2]}
     algorithm = PFedVEM(training=TRAINING)
-    recorder.run(algorithm, world, rounds=3, participation=Planned(cohorts=cohorts), train=train)
-    assert_run(recorder, world, algorithm, cohorts, rounds=3, everybody=train == "auto")
+    recorder.run(algorithm, federation, rounds=3, participation=Planned(cohorts=cohorts), train=train)
+    assert_run(recorder, federation, algorithm, cohorts, rounds=3, everybody=train == "auto")
 
 
 @pytest.mark.parametrize("labels", [[2], [1, 1, 1, 1, 1, 1], [0, 2], [1, 2, 0]])
 def test_small_clients(recorder, labels):
-    world = harness.federation((harness.LABELS[0], labels))
+    federation = harness.make_federation((harness.LABELS[0], labels))
     algorithm = PFedVEM(training=TRAINING)
-    recorder.run(algorithm, world)
-    assert_run(recorder, world, algorithm, EVERYBODY)
+    recorder.run(algorithm, federation)
+    assert_run(recorder, federation, algorithm, EVERYBODY)
 
 
 def test_a_client_without_training_data_gets_the_global_model(recorder):
-    world = harness.federation((*harness.LABELS, []))
+    federation = harness.make_federation((*harness.LABELS, []))
     algorithm = PFedVEM(training=TRAINING)
-    recorder.run(algorithm, world)
-    assert_run(recorder, world, algorithm, {1: [0, 1], 2: [0, 1]})
+    recorder.run(algorithm, federation)
+    assert_run(recorder, federation, algorithm, {1: [0, 1], 2: [0, 1]})
     personal, score = (recorder.visit(2, name, 2).output for name in ("personalize", "score"))
     assert torch.equal(personal[2]["clients"].loss_sum, score.loss_sum)
 
 
 def test_what_a_run_starts_with(recorder):
     """The body is the model's own; w is standard normal; clients start at w."""
-    world = harness.federation(hidden=40)
-    recorder.run(PFedVEM(training=TRAINING, head_steps=0), world, rounds=1)
+    federation = harness.make_federation(hidden=40)
+    recorder.run(PFedVEM(training=TRAINING, head_steps=0), federation, rounds=1)
     shared = recorder.visit(1, "train", 0).shared
-    initial = world.common_task.model.init(new_key(5).common("model"))
+    initial = federation.common_task.model.init(new_key(5).common("model"))
     assert all(torch.equal(shared.body[name], initial[name]) for name in BODY) and set(shared.body) == set(BODY)
     numbers = vem.flat(head_of(shared.head))
     assert abs(numbers.mean()) < 3 / len(numbers) ** 0.5 and 0.8 < numbers.std() < 1.2 and len(numbers) == 123
-    for client in world.known:
+    for client in federation.known:
         state, _, metrics, _ = recorder.visit(1, "train", client).output
         assert all(torch.equal(state.posterior.mean[name], shared.head[name]) for name in HEAD)
         assert float(metrics["confidence"]) == float(metrics["rho"]) == 1.0
@@ -189,18 +189,18 @@ def test_what_a_run_starts_with(recorder):
 
 def test_right_after_training_and_later_it_is_the_same_model(recorder):
     """The paper evaluates personal models before aggregation; nothing of the aggregate enters them afterwards."""
-    world = harness.federation(THREE)
-    recorder.run(PFedVEM(training=TRAINING), world)
-    for client in world.known:
+    federation = harness.make_federation(THREE)
+    recorder.run(PFedVEM(training=TRAINING), federation)
+    for client in federation.known:
         before, after = (recorder.visit(2, name, client).output[-1] for name in ("train", "personalize"))
         assert torch.equal(before.loss_sum, after["clients"].loss_sum)
 
 
 def test_bytes_of_a_round(monkeypatch):
     """One number more than FedAvg up, the same down."""
-    world = harness.federation()
+    federation = harness.make_federation()
     one, other = (
-        harness.Recorder(monkeypatch).run(algorithm(training=TRAINING), world, rounds=1).reports[0]
+        harness.Recorder(monkeypatch).run(algorithm(training=TRAINING), federation, rounds=1).reports[0]
         for algorithm in (PFedVEM, FedAvg)
     )
     assert one.bytes_up == other.bytes_up + 2 * 4 and one.bytes_down == other.bytes_down

@@ -28,8 +28,8 @@ def client_with(z, y, classes):
     d = z.shape[1]
     task = Task(mlp((d,), classes, hidden=d), classes, (d,))
     rows = torch.arange(len(y))
-    world = Federation(torch.from_numpy(z), torch.from_numpy(y), [Split(rows, rows[:0], rows[:0])], task)
-    return task, world.data(0)
+    federation = Federation(torch.from_numpy(z), torch.from_numpy(y), [Split(rows, rows[:0], rows[:0])], task)
+    return task, federation.data(0)
 
 
 def identity(d):
@@ -196,12 +196,12 @@ def test_a_body_that_diverges_is_that_of_the_server():
 
 
 def test_sampled_predictions_average_probabilities(recorder):
-    world = harness.federation()
+    federation = harness.make_federation()
     algorithm = PFedVEM(training=TRAINING, prediction_draws=7)
-    recorder.run(algorithm, world)
-    for client in world.known:
+    recorder.run(algorithm, federation)
+    for client in federation.known:
         personal, _, scores = recorder.visit(2, "personalize", client).output
-        x, y = harness.examples(world, client, "test")
+        x, y = harness.examples(federation, client, "test")
         z = np.maximum(x @ personal.body["hidden.weight"].numpy().T + personal.body["hidden.bias"].numpy(), 0)
         assert personal.noise.shape == (7, 15)
         total = 0
@@ -209,7 +209,7 @@ def test_sampled_predictions_average_probabilities(recorder):
             weight = personal.head["head.weight"] + personal.deviation["head.weight"] * noise[:12].reshape(3, 4)
             bias = personal.head["head.bias"] + personal.deviation["head.bias"] * noise[12:]
             total = total + np.exp(log_softmax(z @ weight.numpy().T + bias.numpy()))
-        given = algorithm.predict(world.common_task, personal, torch.from_numpy(x))
+        given = algorithm.predict(federation.common_task, personal, torch.from_numpy(x))
         harness.assert_close(given, np.log(total / 7))
         assert float(scores["clients"].loss_sum) == pytest.approx(-np.log(total[np.arange(6), y] / 7).sum())
     first, second = (recorder.visit(2, "personalize", client).output[0].noise for client in (0, 1))
@@ -230,15 +230,15 @@ def test_the_global_model_is_certain_however_predictions_are_made():
 @pytest.mark.parametrize("trains_body", [False, True])
 def test_a_new_client_takes_rounds_of_its_own(recorder, trains_body):
     """As a known client whose server stays still; with the body only if asked to."""
-    world = harness.federation((*harness.LABELS, [0, 2, 2, 1, 0, 2, 0]), num_new=1)
+    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2, 0]), num_new=1)
     algorithm = PFedVEM(training=TRAINING, onboard_rounds=2, onboard_body=trains_body)
-    recorder.run(algorithm, world)
+    recorder.run(algorithm, federation)
     visit = recorder.visit(2, "personalize", 2)
     assert len(visit.plans) == (4 if trains_body else 2) and (1, "train", 2) not in recorder.visits
     shared = visit.shared
     same = all(torch.equal(visit.output[0].body[name], shared.body[name]) for name in BODY)
     assert same != trains_body
-    task, data = world.common_task, world.data(2)
+    task, data = federation.common_task, federation.data(2)
     key = new_key(1, client=2)
     taken = sum(map(len, visit.plans))
     given, steps = algorithm.onboard(algorithm.bind(task), Download(shared), data.info, data, key)
@@ -254,8 +254,8 @@ def test_a_new_client_takes_rounds_of_its_own(recorder, trains_body):
 
 
 def test_without_rounds_a_new_client_gets_the_global_model(recorder):
-    world = harness.federation((*harness.LABELS, [0, 2]), num_new=1)
-    recorder.run(PFedVEM(training=TRAINING, onboard_rounds=0), world)
+    federation = harness.make_federation((*harness.LABELS, [0, 2]), num_new=1)
+    recorder.run(PFedVEM(training=TRAINING, onboard_rounds=0), federation)
     visit = recorder.visit(2, "personalize", 2)
     assert visit.plans == []
     for one, two in ((visit.output[0].body, visit.shared.body), (visit.output[0].head, visit.shared.head)):

@@ -77,11 +77,11 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_recorded_losses(recorder, name):
     algorithm, expected_of = CASES[name]
-    world = harness.federation()
-    recorder.run(algorithm, world, rounds=1)
+    federation = harness.make_federation()
+    recorder.run(algorithm, federation, rounds=1)
     for client in (0, 1):
         visit = recorder.visit(1, "train", client)
-        expected = expected_of(harness.initial(world), *harness.examples(world, client), visit)
+        expected = expected_of(harness.initial(federation), *harness.examples(federation, client), visit)
         assert {metric for metric in visit.output[2] if "loss" in metric} == set(expected)
         for metric, value in expected.items():
             assert float(visit.output[2][metric]) == pytest.approx(value, abs=1e-12), metric

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import federations
-from federations import Planned, federation, perceptron
+from federations import Planned, make_federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.scaffold import ClientState, Scaffold, ServerState
 from fedtailor.core import tree
@@ -43,9 +43,9 @@ def test_four_rounds(recorder, training, global_lr):
     The control is the mean gradient over the steps of the round: K counts batches times epochs. Momentum, decay and
     clipping are not used.
     """
-    world = harness.federation()
-    recorder.run(Scaffold(training=training, global_lr=global_lr), world, rounds=4, participation=ALTERNATING)
-    w = harness.initial(world)
+    federation = harness.make_federation()
+    recorder.run(Scaffold(training=training, global_lr=global_lr), federation, rounds=4, participation=ALTERNATING)
+    w = harness.initial(federation)
     c, own = harness.zeros(w), [harness.zeros(w), harness.zeros(w)]
     for report, cohort in zip(recorder.reports, ([0, 1], [1], [0], [0, 1]), strict=True):
         assert report.cohort == cohort
@@ -56,7 +56,7 @@ def test_four_rounds(recorder, training, global_lr):
             harness.assert_close(visit.shared.control, c)
             (batches,) = visit.plans
             correction = {name: c[name] - own[client][name] for name in ALL}
-            y, control, loss = corrected_sgd(w, *harness.examples(world, client), batches, training.lr, correction)
+            y, control, loss = corrected_sgd(w, *harness.examples(federation, client), batches, training.lr, correction)
             state, upload, metrics, _ = visit.output
             harness.assert_close(state.control, control)
             moves.append({name: y[name] - w[name] for name in ALL})
@@ -72,8 +72,8 @@ def test_four_rounds(recorder, training, global_lr):
         harness.assert_close(recorder.visit(report.round, "score", 0).shared, w)
 
 
-def final(algorithm, world, rounds):
-    record = run(algorithm, Reference(), world, rounds=rounds, evaluate_every=0, personalized_every=0)
+def final(algorithm, federation, rounds):
+    record = run(algorithm, Reference(), federation, rounds=rounds, evaluate_every=0, personalized_every=0)
     return record.reports[-1].personal[0]
 
 
@@ -83,7 +83,7 @@ def distance(one, two):
 
 def test_the_first_round_is_fedavgs():
     """All controls are 0 in the first round, and equal clients weigh the same; later rounds differ."""
-    equal = federation(perceptron(), (8, 8, 8), ())
+    equal = make_federation(perceptron(), (8, 8, 8), ())
     pairs = {rounds: [final(one(training=PLAIN), equal, rounds) for one in (Scaffold, FedAvg)] for rounds in (1, 2)}
     assert distance(*pairs[1]) < 1e-12
     assert distance(*pairs[2]) > 1e-3
@@ -91,7 +91,7 @@ def test_the_first_round_is_fedavgs():
 
 def test_of_one_client_it_is_fedavg():
     """The only client's control is that of the server, so there is nothing to correct."""
-    alone = federation(perceptron(), (14,), ())
+    alone = make_federation(perceptron(), (14,), ())
     assert distance(*(final(one(training=PLAIN), alone, 3) for one in (Scaffold, FedAvg))) < 1e-12
 
 
@@ -101,9 +101,8 @@ def test_controls_sum_to_the_servers(monkeypatch):
     original = Scaffold.aggregate
     monkeypatch.setattr(Scaffold, "aggregate", lambda *a: servers.append(original(*a)[0]) or (servers[-1], ()))
     cohorts = Planned(cohorts={1: [0, 2], 2: [1], 3: [1, 2]})
-    record = run(
-        Scaffold(training=PLAIN), Reference(), federation(perceptron(), (8, 5, 9), ()), rounds=3, participation=cohorts
-    )
+    federation = make_federation(perceptron(), (8, 5, 9), ())
+    record = run(Scaffold(training=PLAIN), Reference(), federation, rounds=3, participation=cohorts)
     states = {client: output[0].control for (_, client), output in record.of("train").items()}  # the last of each
     for name, control in servers[-1].control.items():
         total = sum(state[name] for state in states.values())
@@ -113,12 +112,12 @@ def test_controls_sum_to_the_servers(monkeypatch):
 
 def test_it_ends_where_the_mean_gradient_vanishes():
     """Many local steps on clients of different classes carry FedAvg away from every stationary point."""
-    world = harness.federation(([0, 0, 1, 0, 2, 0, 1, 0] * 4, [1, 1, 2, 1] * 8))
+    federation = harness.make_federation(([0, 0, 1, 0, 2, 0, 1, 0] * 4, [1, 1, 2, 1] * 8))
     training = Training(lr=0.2, epochs=10, batch_size=0)
     norms = []
     for one in (FedAvg, Scaffold):
-        w = harness.arrays(final(one(training=training), world, 30))
-        slopes = [gradient(w, *harness.examples(world, client)) for client in (0, 1)]
+        w = harness.arrays(final(one(training=training), federation, 30))
+        slopes = [gradient(w, *harness.examples(federation, client)) for client in (0, 1)]
         norms.append(np.sqrt(sum(((slopes[0][name] + slopes[1][name]) ** 2).sum() for name in ALL)) / 2)
     assert norms[1] < 0.05 < 0.3 < norms[0]
 
@@ -130,16 +129,16 @@ def test_what_the_training_section_asks_for_in_vain():
     (sentence,) = Scaffold(training=adam).warnings(perceptron())
     names = ", ".join(f"training.{name}" for name in ("optimizer", "momentum", "weight_decay", "clip_norm"))
     assert sentence == f"this method does not use {names}."
-    runs = [run(Scaffold(training=training), Reference(), federation(perceptron())) for training in (PLAIN, adam)]
+    runs = [run(Scaffold(training=training), Reference(), make_federation(perceptron())) for training in (PLAIN, adam)]
     assert_close_runs(*runs, tolerance=0.0)
 
 
 def test_buffers_have_no_control_and_are_averaged():
     """Nor does the step of the server scale them: a running mean is no direction."""
-    world = federation(federations.module(), (9, 14), ())
-    record = run(Scaffold(training=PLAIN, global_lr=0.5), Reference(), world, rounds=1)
-    initial = world.common_task.model.init(new_key(3).common("model"))
-    buffers = world.common_task.names("buffer")
+    federation = make_federation(federations.module(), (9, 14), ())
+    record = run(Scaffold(training=PLAIN, global_lr=0.5), Reference(), federation, rounds=1)
+    initial = federation.common_task.model.init(new_key(3).common("model"))
+    buffers = federation.common_task.names("buffer")
     outputs = [record.of("train")[1, client] for client in (0, 1)]
     assert buffers and not set(buffers) & set(outputs[0][0].control)
     for name in initial:
@@ -152,8 +151,8 @@ def test_buffers_have_no_control_and_are_averaged():
 
 def test_no_step_no_change():
     """A client without examples, or without epochs, keeps its control: its distance over 0 steps is no gradient."""
-    world, one = federation(perceptron(), (5, 0), ()), Scaffold(training=PLAIN)
-    task, data = world.common_task, world.data(1)
+    federation, one = make_federation(perceptron(), (5, 0), ()), Scaffold(training=PLAIN)
+    task, data = federation.common_task, federation.data(1)
     server = one.init_server(task, new_key(0))
     server = ServerState(server.model, tree.map(lambda leaf: leaf + 0.3, server.control))
     state = ClientState(tree.map(lambda leaf: leaf - 0.2, server.control))
@@ -164,8 +163,8 @@ def test_no_step_no_change():
 
 
 def test_a_new_client_predicts_with_the_global_model(recorder):
-    world = harness.federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
-    recorder.run(Scaffold(training=PLAIN), world)
+    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
+    recorder.run(Scaffold(training=PLAIN), federation)
     visit = recorder.visit(2, "personalize", 2)
     assert visit.plans == [] and Scaffold.primary_evaluation == "global"
     harness.assert_close(visit.output[0], harness.arrays(recorder.visit(2, "score", 0).shared))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from federations import federation, module
+from federations import make_federation, module
 from fedtailor import check_algorithm
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core import tree
@@ -101,7 +101,7 @@ def strict(monkeypatch):
 def test_engines_agree_on_fresh_parameters(algorithm, monkeypatch):
     monkeypatch.setattr(replay, "_OFTEN", 0)  # whatever can be recorded is recorded
     one = algorithm(training=Training(epochs=2, batch_size=5, lr=0.05))
-    clients = federation(module(bias=False))
+    clients = make_federation(module(bias=False))
     expected = run(one, Reference(), clients)
     assert_same_runs(expected, run(one, Workers(2), clients))
     for block in (1, 3, 32):

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 
-from federations import federation, perceptron
+from federations import make_federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.participation import Participation
@@ -57,7 +57,7 @@ class Watched(FedAvg):
 
 def test_all_methods_see_the_same_options():
     Watched.rates.clear()
-    clients = federation(perceptron())
+    clients = make_federation(perceptron())
     schedule = Schedule(rounds=1, participation=Participation(plan="all"))
     list(simulate(Watched(training=Training(lr=0.5)), clients, Reference(), schedule, seed=0))
     assert set(Watched.rates) >= {"init_server", "init_client", "local_update", "global_model", "onboard", "predict"}

@@ -1,4 +1,4 @@
-"""One broken client never spoils the others: its upload is left out, its state is rolled back, and it is named."""
+"""One broken client never spoils the others: its work is left out, its state is rolled back, and it is named."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 import torch
 
-from federations import Planned, federation, perceptron
+from federations import Planned, make_federation, perceptron
 from fedtailor.algorithms.fedpac import FedPAC
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core import tree
@@ -84,16 +84,17 @@ CASES = {
     "nan upload": (FaultyRep, FedRep, "field 'body': 'hidden.weight' has values that are not finite"),
     "negative weight": (FaultyRep, FedRep, "field 'body': weight is negative or not finite"),
     "nan state": (FaultyRep, FedRep, "client state: values that are not finite"),
-    "raise": (FaultyRep, FedRep, "Broken: no luck"),
+    "raise": (FaultyRep, FedRep, "local_update: Broken: no luck"),
     "field": (FaultyRep, FedRep, "the upload has fields [] instead of ['body']"),
     "kind": (FaultyRep, FedRep, "field 'body': sent as Each, declared as mean"),
     "shape": (FaultyRep, FedRep, "field 'body': 'hidden.weight' has shape (1, 5, 4) instead of (5, 4)"),
 }
+KINDS = {fault: "failed" if fault == "raise" else "quarantine" for fault in CASES}
 
 
 @pytest.fixture
-def world(float64):
-    return federation(perceptron())
+def federation(float64):
+    return make_federation(perceptron())
 
 
 def without_faulty():
@@ -111,12 +112,12 @@ def numbers(record):
 
 @pytest.mark.parametrize("engine", [Reference(), Workers(2)], ids=lambda engine: engine.name)
 @pytest.mark.parametrize("fault", CASES)
-def test_the_result_is_that_of_the_cohort_without_the_client(world, fault, engine):
+def test_the_result_is_that_of_the_cohort_without_the_client(federation, fault, engine):
     faulty, sound, reason = CASES[fault]
-    broken = run(faulty(training=TRAINING, fault=fault), engine, world, rounds=3)
-    absent = run(sound(training=TRAINING), engine, world, rounds=3, participation=without_faulty())
+    broken = run(faulty(training=TRAINING, fault=fault), engine, federation, rounds=3)
+    absent = run(sound(training=TRAINING), engine, federation, rounds=3, participation=without_faulty())
     assert_same_bits(numbers(broken), numbers(absent))
-    event = {"kind": "quarantine", "round": ROUND, "client": FAULTY, "reason": reason}
+    event = {"kind": KINDS[fault], "round": ROUND, "client": FAULTY, "reason": reason}
     assert [report.events for report in broken.reports][1:] == [[event], []]
     one, two = broken.reports[1], absent.reports[1]
     assert FAULTY in one.cohort and FAULTY not in two.cohort
@@ -125,19 +126,19 @@ def test_the_result_is_that_of_the_cohort_without_the_client(world, fault, engin
 
 
 @pytest.mark.parametrize("engine", [Reference(), Workers(2)], ids=lambda engine: engine.name)
-def test_rows_at_the_server_are_kept(world, engine):
-    broken = run(FaultyPAC(training=TRAINING), engine, world, rounds=3)
-    absent = run(FedPAC(training=TRAINING), engine, world, rounds=3, participation=without_faulty())
+def test_values_at_the_server_are_kept(federation, engine):
+    broken = run(FaultyPAC(training=TRAINING), engine, federation, rounds=3)
+    absent = run(FedPAC(training=TRAINING), engine, federation, rounds=3, participation=without_faulty())
     assert_same_bits(numbers(broken), numbers(absent))
 
 
 @pytest.mark.parametrize("fault", ["nan upload", "raise", "shape"])
-def test_stacked_clients_are_not_spoiled(world, fault):
+def test_stacked_clients_are_not_spoiled(federation, fault):
     """The whole stack fails if one client's program raises; then only that client may be lost."""
     faulty, _, reason = CASES[fault]
-    expected = run(faulty(training=TRAINING, fault=fault), Reference(), world, rounds=3)
-    found = run(faulty(training=TRAINING, fault=fault), Batched(3), world, rounds=3)
-    event = {"kind": "quarantine", "round": ROUND, "client": FAULTY, "reason": reason}
+    expected = run(faulty(training=TRAINING, fault=fault), Reference(), federation, rounds=3)
+    found = run(faulty(training=TRAINING, fault=fault), Batched(3), federation, rounds=3)
+    event = {"kind": KINDS[fault], "round": ROUND, "client": FAULTY, "reason": reason}
     assert found.reports[1].events == expected.reports[1].events == [event]
     for client, personal in expected.reports[-1].personal.items():
         for path, leaf in tree.paths(personal).items():
@@ -163,11 +164,12 @@ class Nonsense(FedRep):
 
 
 @pytest.mark.parametrize("kind", NONSENSE)
-def test_whatever_a_client_returns_only_that_client_is_lost(world, kind):
-    broken = run(Nonsense(training=TRAINING, kind=kind), Reference(), world, rounds=3)
-    absent = run(FedRep(training=TRAINING), Reference(), world, rounds=3, participation=without_faulty())
+def test_whatever_a_client_returns_only_that_client_is_lost(federation, kind):
+    broken = run(Nonsense(training=TRAINING, kind=kind), Reference(), federation, rounds=3)
+    absent = run(FedRep(training=TRAINING), Reference(), federation, rounds=3, participation=without_faulty())
     events = broken.reports[1].events
-    assert [(event["kind"], event["client"]) for event in events] == [("quarantine", FAULTY)] and events[0]["reason"]
+    expected = "failed" if kind == "nothing" else "quarantine"
+    assert [(event["kind"], event["client"]) for event in events] == [(expected, FAULTY)] and events[0]["reason"]
     for client, personal in absent.reports[-1].personal.items():
         assert_same_bits(broken.reports[-1].personal[client], personal)
 
@@ -182,8 +184,8 @@ class AllFail(FedRep):
 
 
 @pytest.mark.parametrize("engine", [Reference(), Workers(2), Batched(3)], ids=lambda engine: engine.name)
-def test_all_failing_ends_the_run(world, engine):
-    rounds = simulate(AllFail(training=TRAINING), world, engine, Schedule(rounds=3), seed=1)
+def test_all_failing_ends_the_run(federation, engine):
+    rounds = simulate(AllFail(training=TRAINING), federation, engine, Schedule(rounds=3), seed=1)
     next(rounds)
     with pytest.raises(ClientError, match="client 0, local_update, round 2: every client failed") as caught:
         next(rounds)
@@ -193,10 +195,10 @@ def test_all_failing_ends_the_run(world, engine):
     assert isinstance(error.__cause__, Broken)
 
 
-def test_a_round_of_bad_uploads_leaves_everything_as_it_was(world):
-    broken = run(AllFail(training=TRAINING, fault="nan upload"), Reference(), world)
+def test_a_round_of_bad_uploads_leaves_everything_as_it_was(federation):
+    broken = run(AllFail(training=TRAINING, fault="nan upload"), Reference(), federation)
     assert [event["client"] for event in broken.reports[1].events] == [0, 1, 2, 3, 4, 6]
-    before, after = ({c: broken.of("personalize")[r, c][0] for c in world.known} for r in (1, 2))
+    before, after = ({c: broken.of("personalize")[r, c][0] for c in federation.known} for r in (1, 2))
     assert_same_bits({str(c): p for c, p in before.items()}, {str(c): p for c, p in after.items()})
     onboarding = 10 * 2  # epochs of the head of the new client with 7 examples
     assert (broken.reports[1].bytes_up, broken.reports[1].steps) == (0, onboarding)
@@ -211,23 +213,23 @@ class DivergesForGood(FedRep):
         return spoiled(update, "nan upload", (key.round >= ROUND) & (key.round <= self.until))
 
 
-def test_a_run_that_fails_for_everybody_from_some_round_on_stops(world):
+def test_a_run_that_fails_for_everybody_from_some_round_on_stops(federation):
     """Three rounds on end at least, until every client was in one of them."""
     for cohorts, last in [({}, 4), ({2: [0, 1], 3: [0, 1], 4: [2], 5: [3, 4], 6: [6]}, 6)]:
         schedule = Schedule(rounds=7, participation=Planned(cohorts=cohorts))
         with pytest.raises(RunError, match=f"round {last}: none of the work of the 6 clients can be used; client"):
-            list(simulate(DivergesForGood(training=TRAINING), world, Reference(), schedule, seed=1))
+            list(simulate(DivergesForGood(training=TRAINING), federation, Reference(), schedule, seed=1))
 
 
-def test_a_run_stops_after_twenty_rounds_in_vain_whoever_was_drawn(world):
+def test_a_run_stops_after_twenty_rounds_in_vain_whoever_was_drawn(federation):
     schedule = Schedule(rounds=40, participation=Planned(cohorts={round: [0] for round in range(1, 40)}))
-    rounds = simulate(DivergesForGood(training=TRAINING), world, Reference(), schedule, seed=1)
+    rounds = simulate(DivergesForGood(training=TRAINING), federation, Reference(), schedule, seed=1)
     with pytest.raises(RunError, match="round 21: none of the work of the 1 client can be used; client 0"):
         list(rounds)
 
 
-def test_a_run_goes_on_after_two_rounds_that_failed_for_everybody(world):
-    rounds = simulate(DivergesForGood(training=TRAINING, until=3), world, Reference(), Schedule(rounds=5), seed=1)
+def test_a_run_goes_on_after_two_rounds_that_failed_for_everybody(federation):
+    rounds = simulate(DivergesForGood(training=TRAINING, until=3), federation, Reference(), Schedule(rounds=5), seed=1)
     assert [len(report.trained) for report in rounds] == [6, 0, 0, 6, 6]
 
 
@@ -242,8 +244,8 @@ class FailsLater(FedRep):
 
 
 @pytest.mark.parametrize("engine", [Reference(), Workers(2), Batched(3)], ids=lambda engine: engine.name)
-def test_a_client_that_fails_in_evaluation_is_left_out_and_named(world, engine):
-    report = run(FailsLater(training=TRAINING), engine, world, rounds=1).reports[0]
+def test_a_client_that_fails_in_evaluation_is_left_out_and_named(federation, engine):
+    report = run(FailsLater(training=TRAINING), engine, federation, rounds=1).reports[0]
     personalized = next(e for e in report.evaluations if (e.point, e.clients) == ("personalized", "known"))
     assert personalized.ids == [0, 1, 2, 3, 5, 6] and len(personalized.scores) == 6
     assert sorted(report.personal) == [0, 1, 2, 3, 5, 6, 7, 8]
@@ -251,9 +253,9 @@ def test_a_client_that_fails_in_evaluation_is_left_out_and_named(world, engine):
     assert report.events[1:] == [event]
 
 
-def test_an_evaluation_that_fails_for_all_ends_the_run(world):
+def test_an_evaluation_that_fails_for_all_ends_the_run(federation):
     with pytest.raises(ClientError, match="client 0, personalize, round 1: every client failed") as caught:
-        run(FailsLater(training=TRAINING, all=True), Reference(), world, rounds=1)
+        run(FailsLater(training=TRAINING, all=True), Reference(), federation, rounds=1)
     assert isinstance(caught.value.__cause__, Broken) and caught.value.stage == "personalize"
 
 
@@ -266,8 +268,8 @@ class Diverges(FedRep):
 
 
 @pytest.mark.parametrize("engine", [Reference(), Batched(3)], ids=lambda engine: engine.name)
-def test_a_model_that_is_not_finite_is_scored_named_and_not_kept(world, engine):
-    report = run(Diverges(training=TRAINING), engine, world, rounds=1).reports[0]
+def test_a_model_that_is_not_finite_is_scored_named_and_not_kept(federation, engine):
+    report = run(Diverges(training=TRAINING), engine, federation, rounds=1).reports[0]
     personalized = next(e for e in report.evaluations if (e.point, e.clients) == ("personalized", "known"))
     assert personalized.ids == list(range(7)) and personalized.scores[FAULTY].class_correct.sum() == 0
     assert sorted(report.personal) == [0, 1, 2, 3, 5, 6, 7, 8]

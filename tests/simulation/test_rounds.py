@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from federations import SIZES, Planned, federation, module, perceptron
+from federations import SIZES, Planned, make_federation, module, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavg_ft import FedAvgFT
 from fedtailor.algorithms.fedbn import FedBN
@@ -36,17 +36,17 @@ ABLE = [client for client, size in enumerate(SIZES) if size]
 
 
 @pytest.fixture
-def world(float64):
-    return federation(perceptron())
+def federation(float64):
+    return make_federation(perceptron())
 
 
 def points(report):
     return [(e.point, e.clients) for e in report.evaluations]
 
 
-def test_what_is_evaluated_when(world):
+def test_what_is_evaluated_when(federation):
     schedule = Schedule(rounds=5, evaluate_every=2, personalized_every=3)
-    reports = list(simulate(FedAvg(training=TRAINING), world, Reference(), schedule, seed=1))
+    reports = list(simulate(FedAvg(training=TRAINING), federation, Reference(), schedule, seed=1))
     both = [("local", "known"), ("global", "known")]
     last = [("personalized", "known"), ("personalized", "new")]
     assert [points(report) for report in reports] == [[], both, last, both, both + last]
@@ -55,31 +55,31 @@ def test_what_is_evaluated_when(world):
     assert sorted(reports[-1].personal) == list(range(9))
 
 
-def test_after_the_last_round_only(world):
+def test_after_the_last_round_only(federation):
     schedule = Schedule(rounds=2, evaluate_every=0)
-    reports = list(simulate(FedAvg(training=TRAINING), world, Reference(), schedule, seed=1))
+    reports = list(simulate(FedAvg(training=TRAINING), federation, Reference(), schedule, seed=1))
     assert points(reports[0]) == [] and len(points(reports[1])) == 4
 
 
 @pytest.mark.parametrize("engine", [Reference(), Batched()])
-def test_the_global_model_is_scored_once_on_the_complete_test_part(world, engine, monkeypatch):
+def test_the_global_model_is_scored_once_on_the_complete_test_part(federation, engine, monkeypatch):
     monkeypatch.setattr(clients, "_COMPLETE_CHUNK", 7)
-    complete = torch.cat([split.test for split in world.splits])
-    world = replace(world, complete=complete)
+    complete = torch.cat([split.test for split in federation.splits])
+    federation = replace(federation, complete=complete)
     schedule = Schedule(rounds=1, evaluate_every=1)
-    (report,) = simulate(FedAvg(training=TRAINING), world, engine, schedule, seed=1)
+    (report,) = simulate(FedAvg(training=TRAINING), federation, engine, schedule, seed=1)
     found = {(e.point, e.test_set): e for e in report.evaluations if e.clients == "known"}
     whole = found["global", "complete"]
     assert whole.ids == [] and len(whole.scores) == 1
-    everybody = replace(world, splits=[s._replace(test=complete) for s in world.splits])
+    everybody = replace(federation, splits=[s._replace(test=complete) for s in federation.splits])
     (report,) = simulate(FedAvg(training=TRAINING), everybody, engine, schedule, seed=1)
     own = next(e for e in report.evaluations if (e.point, e.test_set) == ("global", "clients"))
     assert torch.equal(own.scores[3].class_correct, whole.scores[0].class_correct)
     assert torch.allclose(own.scores[3].loss_sum, whole.scores[0].loss_sum, rtol=1e-13)
 
 
-def test_evaluations_say_what_they_are_of(world):
-    reports = run(FedRep(training=TRAINING), Reference(), world, rounds=1).reports
+def test_evaluations_say_what_they_are_of(federation):
+    reports = run(FedRep(training=TRAINING), Reference(), federation, rounds=1).reports
     found = {(e.point, e.clients): e for e in reports[0].evaluations}
     assert set(found) == {("local", "known"), ("personalized", "known"), ("personalized", "new")}  # no global model
     assert found["local", "known"].ids == ABLE and found["personalized", "known"].ids == list(range(7))
@@ -93,16 +93,16 @@ def test_evaluations_say_what_they_are_of(world):
     assert all(score.class_total.sum() == 5 for e in found.values() for score in e.scores)
 
 
-def test_clients_without_examples_are_named_once(world):
-    reports = list(simulate(FedAvg(training=TRAINING), world, Reference(), Schedule(rounds=3), seed=1))
+def test_clients_without_examples_are_named_once(federation):
+    reports = list(simulate(FedAvg(training=TRAINING), federation, Reference(), Schedule(rounds=3), seed=1))
     assert [len(report.events) for report in reports] == [1, 0, 0]
     assert reports[0].events[0]["client"] == 5 and reports[0].events[0]["kind"] == "skipped"
     assert all(report.cohort == ABLE for report in reports)
 
 
-def test_only_the_cohort_trains(world):
+def test_only_the_cohort_trains(federation):
     plan = Planned(cohorts={1: [2, 4], 2: [3]})
-    record = run(FedRep(training=TRAINING, head_epochs=2), Reference(), world, rounds=3, participation=plan)
+    record = run(FedRep(training=TRAINING, head_epochs=2), Reference(), federation, rounds=3, participation=plan)
     assert [report.cohort for report in record.reports] == [[2, 4], [3], ABLE]
     assert [sorted(report.metrics["steps"]) for report in record.reports] == [[2, 4], [3], ABLE]
     steps = {2: 3, 4: 9, 3: 6}  # two epochs of the head and one of the body
@@ -111,11 +111,11 @@ def test_only_the_cohort_trains(world):
 
 
 @pytest.mark.parametrize(("algorithm", "usual"), [(Local, "all"), (FedRep, "cohort")])
-def test_who_trains_is_up_to_the_algorithm_unless_the_protocol_says(world, algorithm, usual):
+def test_who_trains_is_up_to_the_algorithm_unless_the_protocol_says(federation, algorithm, usual):
     """Clients outside the cohort train too, and keep their state; only the cohort uploads."""
     plan = Planned(cohorts={1: [2, 4], 2: [3]})
     always, sometimes, auto = (
-        run(algorithm(training=TRAINING), Reference(), world, participation=plan, train=train)
+        run(algorithm(training=TRAINING), Reference(), federation, participation=plan, train=train)
         for train in ("all", "cohort", "auto")
     )
     assert_same_runs(auto, {"all": always, "cohort": sometimes}[usual])
@@ -134,10 +134,11 @@ class Everybody(FedAvg):
     trains = "all"
 
 
-def test_uploads_come_from_the_cohort_even_if_everybody_trains(world):
+def test_uploads_come_from_the_cohort_even_if_everybody_trains(federation):
     plan = Planned(cohorts={1: [2, 4]})
     all_train, cohort_trains = (
-        run(cls(training=TRAINING), Reference(), world, rounds=1, participation=plan) for cls in (Everybody, FedAvg)
+        run(cls(training=TRAINING), Reference(), federation, rounds=1, participation=plan)
+        for cls in (Everybody, FedAvg)
     )
     one, two = all_train.reports[0], cohort_trains.reports[0]
     assert_same_bits(one.personal[0], two.personal[0])
@@ -145,9 +146,9 @@ def test_uploads_come_from_the_cohort_even_if_everybody_trains(world):
     assert one.steps > two.steps
 
 
-def test_a_round_without_able_clients_changes_nothing(world):
+def test_a_round_without_able_clients_changes_nothing(federation):
     plan = Planned(cohorts={2: [5]})
-    record = run(FedAvg(training=TRAINING), Reference(), world, participation=plan, evaluate_every=1)
+    record = run(FedAvg(training=TRAINING), Reference(), federation, participation=plan, evaluate_every=1)
     first, second = record.reports
     assert second.cohort == [] and second.steps == second.bytes_up == second.bytes_down == 0
     assert points(second)[0] == ("global", "known")
@@ -168,14 +169,14 @@ def test_a_round_without_able_clients_changes_nothing(world):
 )
 def test_new_clients_train_as_many_rounds_as_others_did(float64, algorithm, train, rounds):
     """Others are those who can train; where all do in every round, one without a cohort counts too."""
-    world = federation(module() if isinstance(algorithm, FedBN) else perceptron())
+    federation = make_federation(module() if isinstance(algorithm, FedBN) else perceptron())
     plan = Planned(cohorts={2: [5]})
-    record = run(algorithm, Reference(), world, rounds=4, participation=plan, train=train)
+    record = run(algorithm, Reference(), federation, rounds=4, participation=plan, train=train)
     assert int(record.of("personalize")[4, 7][1]["steps"]) == rounds * 2  # batches of 5 of 7 examples
     assert record.of("personalize")[4, 8][1]["steps"] == 0
 
 
-def test_cohorts_that_algorithms_see(world, monkeypatch):
+def test_cohorts_that_algorithms_see(federation, monkeypatch):
     seen = []
 
     def watch(name, place):
@@ -191,7 +192,7 @@ def test_cohorts_that_algorithms_see(world, monkeypatch):
     watch("aggregate", 2)
     plan = Planned(cohorts={1: [4, 2], 2: [5]})
     schedule = Schedule(rounds=2, participation=plan, evaluate_every=0)
-    list(simulate(FedAvg(training=TRAINING), world, Reference(), schedule, seed=1))
+    list(simulate(FedAvg(training=TRAINING), federation, Reference(), schedule, seed=1))
     found = [(name, cohort.ids.tolist(), cohort.round) for name, cohort in seen]
     assert [cohort.rounds_trained for _, cohort in seen] == [0.0, *[2 / 6] * 4]
     assert [cohort.new for _, cohort in seen] == [False] * 4 + [True]
@@ -206,112 +207,114 @@ def test_cohorts_that_algorithms_see(world, monkeypatch):
     assert {cohort.ids.dtype for _, cohort in seen if len(cohort.ids)} == {torch.int64}
 
 
-def test_a_client_does_not_depend_on_who_else_takes_part(world):
+def test_a_client_does_not_depend_on_who_else_takes_part(federation):
     """Its batches and noise follow from seed, round and id."""
     alone, together = (
-        run(FedRep(training=TRAINING), Reference(), world, rounds=1, participation=Planned(cohorts={1: ids}))
+        run(FedRep(training=TRAINING), Reference(), federation, rounds=1, participation=Planned(cohorts={1: ids}))
         for ids in ([4], [0, 2, 3, 4, 6])
     )
     assert_same_bits(alone.of("train")[1, 4], together.of("train")[1, 4])
 
 
-def test_a_client_may_start_late(world):
+def test_a_client_may_start_late(federation):
     """Its first state is the same whenever its first round is."""
     plan = Planned(cohorts={1: [2]})
-    record = run(Local(training=TRAINING), Reference(), world, participation=plan, train="cohort")
+    record = run(Local(training=TRAINING), Reference(), federation, participation=plan, train="cohort")
     assert (1, 4) not in record.of("train")
     before = record.of("personalize")[1, 4][0]
-    assert_same_bits(before, initial_model(world))
+    assert_same_bits(before, initial_model(federation))
 
 
-def initial_model(world, seed=3):
-    return world.common_task.model.init(new_key(seed).common("model"))
+def initial_model(federation, seed=3):
+    return federation.common_task.model.init(new_key(seed).common("model"))
 
 
-def test_states_advance_only_where_a_client_trained(world):
-    record = run(FedRep(training=TRAINING), Reference(), world, rounds=3, participation=Planned(cohorts={2: [2, 3]}))
+def test_states_advance_only_where_a_client_trained(federation):
+    plan = Planned(cohorts={2: [2, 3]})
+    record = run(FedRep(training=TRAINING), Reference(), federation, rounds=3, participation=plan)
     heads = {r: tree.select(record.of("personalize")[r, 4][0].model, lambda n: n.startswith("head")) for r in (1, 2, 3)}
     assert_same_bits(heads[1], heads[2])
     assert not torch.equal(heads[2]["head.weight"], heads[3]["head.weight"])
 
 
-def test_own_rows_stay_until_the_next_ones(world):
+def test_per_client_values_stay_until_the_next_ones(federation):
     plan = Planned(cohorts={2: [2, 3]})
-    record = run(FedPAC(training=TRAINING), Reference(), world, rounds=3, participation=plan)
+    record = run(FedPAC(training=TRAINING), Reference(), federation, rounds=3, participation=plan)
     models = {r: record.of("personalize")[r, 4][0].model for r in (1, 2, 3)}
     heads = {r: tree.select(model, lambda n: n.startswith("head")) for r, model in models.items()}
     assert_same_bits(heads[1], heads[2])
     assert not torch.equal(heads[2]["head.weight"], heads[3]["head.weight"])
-    initial = initial_model(world)
+    initial = initial_model(federation)
     untouched = record.of("personalize")[3, 5][0].model  # has no examples, so no head was ever combined for it
-    assert_same_bits(tree.select(untouched, lambda n: n.startswith("head")), world.common_task.pick(initial, "head"))
+    head = tree.select(untouched, lambda n: n.startswith("head"))
+    assert_same_bits(head, federation.common_task.pick(initial, "head"))
 
 
-def test_metrics_are_recorded_by_client(world):
-    report = run(FedAvg(training=TRAINING), Reference(), world, rounds=1).reports[0]
+def test_metrics_are_recorded_by_client(federation):
+    report = run(FedAvg(training=TRAINING), Reference(), federation, rounds=1).reports[0]
     assert report.metrics["steps"] == {0: 1.0, 1: 1.0, 2: 1.0, 3: 2.0, 4: 3.0, 6: 5.0}
     assert report.steps == 13 and set(report.metrics["loss"]) == set(ABLE)
     assert set(report.seconds) == {"train", "aggregate", "evaluate"}
 
 
-def test_steps_count_the_personalization_after_the_last_round(world):
+def test_steps_count_the_personalization_after_the_last_round(federation):
     """Five epochs of fine-tuning for every client that has examples, new ones too; earlier evaluations are free."""
-    reports = run(FedAvgFT(training=TRAINING), Reference(), world).reports
+    reports = run(FedAvgFT(training=TRAINING), Reference(), federation).reports
     assert [report.steps for report in reports] == [13, 13 + 5 * (13 + 2)]
 
 
-def test_rounds_come_one_by_one(world):
+def test_rounds_come_one_by_one(federation):
     recording = TracingEngine(Reference())
-    rounds = simulate(FedAvg(training=TRAINING), world, recording, Schedule(rounds=3), seed=1)
+    rounds = simulate(FedAvg(training=TRAINING), federation, recording, Schedule(rounds=3), seed=1)
     assert recording.trace.outputs == []
     next(rounds)
     assert {round for round, _, _, _ in recording.trace.outputs} == {1}
 
 
-def test_impossible_participation_is_refused_before_anything_runs(world):
+def test_impossible_participation_is_refused_before_anything_runs(federation):
     recording = TracingEngine(Reference())
     schedule = Schedule(rounds=3, participation=Participation(plan="fixed", count=8))
     with pytest.raises(ConfigError, match="asks for 8 clients a round, but there are only 7"):
-        next(simulate(FedAvg(), world, recording, schedule, seed=1))
+        next(simulate(FedAvg(), federation, recording, schedule, seed=1))
     assert recording.trace.outputs == []
 
 
-def test_new_clients_see_the_model_of_the_whole_federation(world):
+def test_new_clients_see_the_model_of_the_whole_federation(federation):
     """A new client receives what a known one does; without examples it keeps the common head."""
-    record = run(FedRep(training=TRAINING), Batched(4), world)
+    record = run(FedRep(training=TRAINING), Batched(4), federation)
     known, new, empty = (record.reports[-1].personal[client].model for client in (4, 7, 8))
-    task = world.common_task
+    task = federation.common_task
     assert_same_bits(task.pick(known, "body"), task.pick(new, "body"))
-    assert_same_bits(task.pick(empty, "head"), task.pick(initial_model(world), "head"))
+    assert_same_bits(task.pick(empty, "head"), task.pick(initial_model(federation), "head"))
     assert not torch.equal(new["head.weight"], empty["head.weight"])
 
 
-def test_no_new_clients(world):
-    known_only = replace(world, num_new=0)
+def test_no_new_clients(federation):
+    known_only = replace(federation, num_new=0)
     assert known_only.population == 9
     report = run(FedAvg(training=TRAINING), Reference(), known_only, rounds=1).reports[0]
     assert ("personalized", "new") not in points(report)
 
 
 def test_a_run_in_which_nobody_ever_delivers_is_an_error(float64):
-    world = federation(perceptron())
+    federation = make_federation(perceptron())
     diverges = FedAvg(training=Training(lr=1e300, epochs=2))
     with pytest.raises(
         RunError, match=r"round 1: none of the work of the \d+ clients can be used; client \d+: field 'model'"
     ):
-        list(simulate(diverges, world, Reference(), Schedule(rounds=3), seed=0))
+        list(simulate(diverges, federation, Reference(), Schedule(rounds=3), seed=0))
 
 
 def test_validation_examples_are_scored_on_their_own(float64):
-    world = federation(perceptron())
+    federation = make_federation(perceptron())
     splits = [
         split._replace(train=split.train[: len(split.train) // 2 + 1], val=split.train[len(split.train) // 2 + 1 :])
-        for split in world.splits
+        for split in federation.splits
     ]
     schedule = Schedule(rounds=1)
     runs = [
         list(simulate(FedAvg(), one, Reference(), schedule, seed=0))[-1].evaluations
-        for one in (world, replace(world, splits=splits))
+        for one in (federation, replace(federation, splits=splits))
     ]
     points = [[(one.point, one.test_set) for one in evaluations] for evaluations in runs]
     assert ("personalized", "validation") not in points[0] and ("personalized", "validation") in points[1]
@@ -321,23 +324,23 @@ def test_validation_examples_are_scored_on_their_own(float64):
 
 
 @pytest.mark.parametrize("algorithm", [Scaffold, FedDyn])
-def test_who_must_upload_does_not_train_outside_the_cohort(world, algorithm):
+def test_who_must_upload_does_not_train_outside_the_cohort(federation, algorithm):
     """Their clients' states are parts of a mean at the server."""
     schedule = Schedule(rounds=1, train="all")
     with pytest.raises(ConfigError, match=r"federation\.train must be 'cohort' or 'auto' for \w+, got 'all'") as caught:
-        list(simulate(algorithm(training=TRAINING), world, Reference(), schedule, seed=1))
+        list(simulate(algorithm(training=TRAINING), federation, Reference(), schedule, seed=1))
     assert caught.value.key == "federation.train"
 
 
-def test_groups_of_clients_change_nothing(world, monkeypatch):
+def test_groups_of_clients_change_nothing(federation, monkeypatch):
     algorithm = FedPAC(training=TRAINING)
-    whole = run(algorithm, Reference(), world)
+    whole = run(algorithm, Reference(), federation)
     monkeypatch.setattr(clients, "_LARGEST_GROUP", 2)
-    assert_same_runs(whole, run(algorithm, Reference(), world))
+    assert_same_runs(whole, run(algorithm, Reference(), federation))
 
 
-def test_groups_are_smaller_where_models_are_large(world):
-    found = clients.LocalClients(FedAvg(), world, Reference(), seed=0)
+def test_groups_are_smaller_where_models_are_large(federation):
+    found = clients.LocalClients(FedAvg(), federation, Reference(), seed=0)
     assert found._group_size() == 512
-    large = replace(world, common_task=Task(build_model("resnet18_gn", (3, 32, 32), 10), 10, (3, 32, 32)))
+    large = replace(federation, common_task=Task(build_model("resnet18_gn", (3, 32, 32), 10), 10, (3, 32, 32)))
     assert clients.LocalClients(FedAvg(), large, Reference(), seed=0)._group_size() == 32

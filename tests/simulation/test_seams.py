@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from federations import federation, perceptron
+from federations import make_federation, perceptron
 from fedtailor.algorithms import load_algorithm
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core import tree
@@ -34,13 +34,13 @@ def build(name):
     return load_algorithm(name)(training=Training(lr=0.1, epochs=1, batch_size=5))
 
 
-def with_validation(world):
+def with_validation(federation):
     """Give every client with three training examples or more one of them for validation."""
     splits = [
         split._replace(train=split.train[:-1], val=split.train[-1:]) if len(split.train) > 2 else split
-        for split in world.splits
+        for split in federation.splits
     ]
-    return replace(world, splits=splits)
+    return replace(federation, splits=splits)
 
 
 def assert_same_reports(found, expected):
@@ -64,24 +64,24 @@ def assert_same_reports(found, expected):
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedpac", "fedrep", "pfedfda", "knn_per", "local"])
 def test_a_run_that_stops_after_two_rounds_resumes_with_the_same_bits(name):
     algorithm = build(name)
-    world = with_validation(federation(perceptron()))
-    whole = list(simulate(algorithm, world, Reference(), SCHEDULE, seed=SEED))
+    federation = with_validation(make_federation(perceptron()))
+    whole = list(simulate(algorithm, federation, Reference(), SCHEDULE, seed=SEED))
 
-    clients = LocalClients(algorithm, world, Reference(), seed=SEED)
-    rounds = federate(algorithm, world.roster, clients, SCHEDULE, seed=SEED)
+    clients = LocalClients(algorithm, federation, Reference(), seed=SEED)
+    rounds = federate(algorithm, federation.roster, clients, SCHEDULE, seed=SEED)
     first = [next(rounds), next(rounds)]
     rounds.close()
     state = first[-1].state
     assert state.round == 2
 
-    rest = list(federate(build(name), world.roster, clients, SCHEDULE, seed=SEED, resume=state))
+    rest = list(federate(build(name), federation.roster, clients, SCHEDULE, seed=SEED, resume=state))
     assert [report.round for report in rest] == [3, 4]
     assert_same_reports([*first, *rest], whole)
 
 
 def test_a_state_does_not_change_when_the_run_continues():
     algorithm = build("fedavg")
-    reports = simulate(algorithm, federation(perceptron()), Reference(), SCHEDULE, seed=SEED)
+    reports = simulate(algorithm, make_federation(perceptron()), Reference(), SCHEDULE, seed=SEED)
     state = next(reports).state
     server = tree.map(torch.clone, state.server)
     counters = replace(state, server=())
@@ -92,10 +92,10 @@ def test_a_state_does_not_change_when_the_run_continues():
 
 def test_a_finished_run_has_nothing_to_resume():
     algorithm = build("fedavg")
-    world = federation(perceptron())
-    clients = LocalClients(algorithm, world, Reference(), seed=SEED)
-    *_, last = federate(algorithm, world.roster, clients, SCHEDULE, seed=SEED)
-    assert list(federate(algorithm, world.roster, clients, SCHEDULE, seed=SEED, resume=last.state)) == []
+    federation = make_federation(perceptron())
+    clients = LocalClients(algorithm, federation, Reference(), seed=SEED)
+    *_, last = federate(algorithm, federation.roster, clients, SCHEDULE, seed=SEED)
+    assert list(federate(algorithm, federation.roster, clients, SCHEDULE, seed=SEED, resume=last.state)) == []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,34 +111,34 @@ class Spoiled(FedAvg):
 
 def test_a_resumed_run_counts_the_rounds_without_update_of_the_first():
     algorithm = Spoiled(training=Training(lr=0.1, epochs=1, batch_size=5))
-    world = federation(perceptron())
-    trainable = frozenset(world.roster.trainable_clients)
+    federation = make_federation(perceptron())
+    trainable = frozenset(federation.roster.trainable_clients)
     schedule = Schedule(rounds=9)
-    clients = LocalClients(algorithm, world, Reference(), seed=SEED)
-    rounds = federate(algorithm, world.roster, clients, schedule, seed=SEED)
+    clients = LocalClients(algorithm, federation, Reference(), seed=SEED)
+    rounds = federate(algorithm, federation.roster, clients, schedule, seed=SEED)
     states = [next(rounds).state for _ in range(3)]
     assert [state.rounds_without_update for state in states] == [0, 1, 2]
     assert [state.failing for state in states] == [frozenset(), trainable, trainable]
     assert [state.client_rounds for state in states] == [len(trainable)] * 3
     assert [state.participated for state in states] == [trainable] * 3
     with pytest.raises(RunError, match="round 4: none of the work of the 6 clients can be used"):
-        next(federate(algorithm, world.roster, clients, schedule, seed=SEED, resume=states[-1]))
+        next(federate(algorithm, federation.roster, clients, schedule, seed=SEED, resume=states[-1]))
 
 
 class Sites:
     """Clients each of which holds its own examples only, as real sites would."""
 
-    def __init__(self, algorithm, world):
+    def __init__(self, algorithm, federation):
         self.personal = {}
         self.sites = {}
-        for client in range(len(world.splits)):
+        for client in range(len(federation.splits)):
             splits = [
                 split
                 if other == client
                 else split._replace(train=split.train[:0], val=split.val[:0], test=split.test[:0])
-                for other, split in enumerate(world.splits)
+                for other, split in enumerate(federation.splits)
             ]
-            alone = replace(world, splits=splits)
+            alone = replace(federation, splits=splits)
             self.sites[client] = LocalClients(algorithm, alone, Reference(), seed=SEED)
 
     def train(self, request, shared, clients, round):
@@ -148,9 +148,9 @@ class Sites:
     def accept(self, client):
         self.sites[client].accept(client)
 
-    def update_rows(self, rows):
-        for client, row in rows.items():
-            self.sites[client].update_rows({client: row})
+    def update_per_client(self, values):
+        for client, value in values.items():
+            self.sites[client].update_per_client({client: value})
 
     def score(self, request, model, clients, round):
         for client in clients:
@@ -168,22 +168,22 @@ class Sites:
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedpac", "pfedfda"])
 def test_clients_may_be_of_another_kind(name):
     algorithm = build(name)
-    world = with_validation(federation(perceptron()))
-    expected = list(simulate(algorithm, world, Reference(), SCHEDULE, seed=SEED))
-    found = list(federate(algorithm, world.roster, Sites(algorithm, world), SCHEDULE, seed=SEED))
+    federation = with_validation(make_federation(perceptron()))
+    expected = list(simulate(algorithm, federation, Reference(), SCHEDULE, seed=SEED))
+    found = list(federate(algorithm, federation.roster, Sites(algorithm, federation), SCHEDULE, seed=SEED))
     assert_same_reports(found, expected)
 
 
 def test_a_roster_says_who_there_is_and_holds_no_data():
-    world = with_validation(federation(perceptron()))
-    roster = world.roster
+    federation = with_validation(make_federation(perceptron()))
+    roster = federation.roster
     assert isinstance(roster, Roster)
-    assert list(roster.num_train) == [len(split.train) for split in world.splits]
+    assert list(roster.num_train) == [len(split.train) for split in federation.splits]
     assert (roster.population, roster.known, roster.new) == (7, range(7), range(7, 9))
-    assert roster.trainable_clients == [client for client in range(7) if len(world.splits[client].train)]
-    assert roster.validates and not federation(perceptron()).roster.validates
-    assert roster.task(3) is world.common_task
+    assert roster.trainable_clients == [client for client in range(7) if len(federation.splits[client].train)]
+    assert roster.validates and not make_federation(perceptron()).roster.validates
+    assert roster.task(3) is federation.common_task
     other = perceptron()
-    mixed = replace(world, client_tasks=[other] * 9, client_names=[f"site {n}" for n in range(9)]).roster
+    mixed = replace(federation, client_tasks=[other] * 9, client_names=[f"site {n}" for n in range(9)]).roster
     assert mixed.task(3) is other and mixed.names[2] == "site 2"
     assert not [value for value in vars(roster).values() if isinstance(value, torch.Tensor)]

@@ -16,7 +16,7 @@ from fedtailor.statistics import gaussian
 CLASSES, D = 4, 6
 
 
-def world(seed=0, n=30):
+def gaussian_classes(seed=0, n=30):
     draw = np.random.default_rng(seed)
     root = draw.normal(size=(D, D))
     means, y = draw.normal(size=(CLASSES, D)), draw.integers(0, CLASSES - 1, n)  # the last class has no examples
@@ -25,7 +25,7 @@ def world(seed=0, n=30):
 
 
 def test_scatter_about_other_centers():
-    z, y, centers, _ = world()
+    z, y, centers, _ = gaussian_classes()
     weight = (torch.arange(len(y)) % 5 > 0).double()
     moments = gaussian.class_moments(z, y, weight, CLASSES)
     gaps = z - centers[y]
@@ -36,7 +36,7 @@ def test_scatter_about_other_centers():
 
 @pytest.mark.parametrize("shrinkage", [0.0, 0.1])
 def test_mahalanobis_distance_to_the_nearest_mean(shrinkage):
-    z, _, means, covariance = world()
+    z, _, means, covariance = gaussian_classes()
     inverse = np.linalg.inv(gaussian.shrink(covariance, shrinkage).numpy())
     gaps = z.numpy()[:, None] - means.numpy()
     expected = np.sqrt(np.einsum("ncd,de,nce->nc", gaps, inverse, gaps)).min(1)
@@ -46,7 +46,7 @@ def test_mahalanobis_distance_to_the_nearest_mean(shrinkage):
 
 
 def test_distance_grows_with_strangeness_and_ignores_an_affine_change_of_features():
-    z, _, means, covariance = world()
+    z, _, means, covariance = gaussian_classes()
     far = [float(gaussian.mahalanobis(z + shift, means, covariance).mean()) for shift in (0, 3, 30)]
     assert far[0] < far[1] < far[2]
     change = torch.from_numpy(np.random.default_rng(5).normal(size=(D, D)) + 2 * np.eye(D))
@@ -55,7 +55,7 @@ def test_distance_grows_with_strangeness_and_ignores_an_affine_change_of_feature
 
 
 def test_distance_where_the_covariance_is_singular_or_not_finite():
-    z, _, means, _ = world()
+    z, _, means, _ = gaussian_classes()
     flat = torch.diag(torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64))
     expected = torch.cdist(z[:, :3], means[:, :3]).amin(1)
     torch.testing.assert_close(gaussian.mahalanobis(z, means, flat), expected)
@@ -65,7 +65,7 @@ def test_distance_where_the_covariance_is_singular_or_not_finite():
 
 
 def test_condition_number():
-    _, _, _, covariance = world()
+    _, _, _, covariance = gaussian_classes()
     assert float(gaussian.condition(covariance)) == pytest.approx(np.linalg.cond(covariance.numpy()), rel=1e-10)
     shrunk = gaussian.shrink(covariance, 0.2).numpy()
     assert float(gaussian.condition(covariance, 0.2)) == pytest.approx(np.linalg.cond(shrunk), rel=1e-10)
@@ -74,7 +74,7 @@ def test_condition_number():
 
 
 def test_stacks_agree_with_single_calls_and_one_damaged_matrix_hurts_no_other():
-    parts = [world(seed) for seed in range(3)]
+    parts = [gaussian_classes(seed) for seed in range(3)]
     z, means, covariance = (torch.stack([part[i] for part in parts]) for i in (0, 2, 3))
     covariance[1] = torch.nan
     distances = torch.func.vmap(gaussian.mahalanobis)(z, means, covariance)
@@ -89,7 +89,7 @@ def test_stacks_agree_with_single_calls_and_one_damaged_matrix_hurts_no_other():
 
 @pytest.mark.parametrize("shrinkage", [0.0, 0.1])
 def test_surprise_is_the_mean_negative_log_likelihood(shrinkage):
-    z, y, means, covariance = world()
+    z, y, means, covariance = gaussian_classes()
     weight = (torch.arange(len(y)) % 3 > 0).double()
     matrix = gaussian.shrink(covariance, shrinkage).numpy()
     logs = [multivariate_normal(means[c].numpy(), matrix).logpdf(row.numpy()) for row, c in zip(z, y, strict=True)]
@@ -100,7 +100,7 @@ def test_surprise_is_the_mean_negative_log_likelihood(shrinkage):
 
 
 def test_surprise_where_it_is_not_defined():
-    z, y, means, covariance = world()
+    z, y, means, covariance = gaussian_classes()
     ones, zeros = torch.ones(len(y)), torch.zeros(len(y))
     assert gaussian.mean_negative_log_likelihood(z, y, zeros, means, covariance) == 0
     assert (
@@ -112,7 +112,7 @@ def test_surprise_where_it_is_not_defined():
 
 @pytest.mark.parametrize("name", ["pfedfda", "fedlda"])
 def test_strange_inputs_are_unfamiliar_to_a_trained_model(name, float64):
-    federation = federations.federation(federations.perceptron(), distance=3.0)
+    federation = federations.make_federation(federations.perceptron(), distance=3.0)
     algorithm = load_algorithm(name)(training=Training(lr=0.1, epochs=3, batch_size=5))
     *_, report = simulate(algorithm, federation, Reference(), Schedule(rounds=3), seed=1)
     task, x = federation.common_task, federation.x[federation.splits[6].test]

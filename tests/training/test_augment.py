@@ -52,9 +52,8 @@ def moved_slowly(image: np.ndarray, down: int, right: int, mirrored: int, paddin
 
 def test_gathered_8_bit_values_are_normalized_like_floats(float64):
     table = colors()
-    data = (
-        federations.federation(federations.perceptron()).data(0).train._replace(x=table, y=torch.arange(6), scale=SCALE)
-    )
+    data = federations.make_federation(federations.perceptron()).data(0).train
+    data = data._replace(x=table, y=torch.arange(6), scale=SCALE)
     data = data._replace(rows=torch.tensor([4, 1]), weight=torch.ones(2))
     white, mean, std = (row[:, None, None] for row in SCALE)
     expected = (table[[1, 4]].to(torch.float64) / white - mean) / std
@@ -110,7 +109,7 @@ AUGMENTED = Training(lr=0.05, epochs=2, batch_size=4, crop_padding=2, flip=True)
 
 def test_one_client_and_a_stack_see_the_same_images(float64):
     task = federations.convolutional()
-    federation = eight_bit(federations.federation(task))
+    federation = eight_bit(federations.make_federation(task))
     params = task.model.init(new_key(0))
 
     def program(data, key, own):
@@ -124,13 +123,13 @@ def test_a_run_on_8_bit_images_is_that_on_floats(engine, float64):
     """Without augmentation the same numbers; black comes in as black only where values are 8 bits."""
     from fedtailor.algorithms.fedavg import FedAvg
 
-    federation = eight_bit(federations.federation(federations.convolutional()))
+    federation = eight_bit(federations.make_federation(federations.convolutional()))
     schedule = Schedule(rounds=2, participation=parse_participation("all"), evaluate_every=1)
     training = dataclasses.replace(AUGMENTED, crop_padding=0, flip=False)
 
-    def accuracies(world, training):
+    def accuracies(federation, training):
         algorithm = FedAvg(training=training)
-        reports = list(simulate(algorithm, world, build_engine(EngineOptions(name=engine)), schedule, seed=1))
+        reports = list(simulate(algorithm, federation, build_engine(EngineOptions(name=engine)), schedule, seed=1))
         return [scores.loss_sum for each in reports[-1].evaluations for scores in each.scores]
 
     plain_run = torch.stack(accuracies(federation, training))
@@ -141,7 +140,7 @@ def test_a_run_on_8_bit_images_is_that_on_floats(engine, float64):
 def test_engines_agree_on_augmented_8_bit_images(float64):
     from fedtailor.algorithms.pfedfda import PFedFDA
 
-    federation = eight_bit(federations.federation(federations.convolutional()))
+    federation = eight_bit(federations.make_federation(federations.convolutional()))
     schedule = Schedule(rounds=2, participation=parse_participation("all"), evaluate_every=1)
     losses = []
     for engine in ("reference", "workers", "batched"):

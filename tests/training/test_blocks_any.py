@@ -6,7 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from both_ways import both_ways
-from federations import federation, perceptron
+from federations import make_federation, perceptron
 from fedtailor.core.noise import normal
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import LossOutput, Training
@@ -41,7 +41,7 @@ def noisy_loss(task, params, context, batch, key):
 @given(stacks, trainings, st.sampled_from([1.0, 0.5]), st.booleans(), st.sampled_from(["all", "last"]))
 def test_any_phase_on_part_of_the_data_and_another_on_what_it_collected(stack, training, fraction, own_epochs, collect):
     task = perceptron()
-    world = federation(task)
+    federation = make_federation(task)
 
     def program(data, key, own):
         params, epochs = own
@@ -61,4 +61,4 @@ def test_any_phase_on_part_of_the_data_and_another_on_what_it_collected(stack, t
     own = [
         (task.model.init(new_key(client_index)), torch.tensor(epochs)) for client_index, (_, epochs) in enumerate(stack)
     ]
-    both_ways(program, world, clients, own, tolerance=1e-10)  # Adam divides by small gradients
+    both_ways(program, federation, clients, own, tolerance=1e-10)  # Adam divides by small gradients

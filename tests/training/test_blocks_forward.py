@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-import fedtailor.training.blocks as local
 import fedtailor.training.stacked
 from both_ways import both_ways, key_of, one_by_one, stacked
-from federations import convolutional, federation, module, perceptron
+from federations import convolutional, make_federation, module, perceptron
 from fedtailor.core.noise import uniform
 from fedtailor.core.prediction import predict_features, predict_logits
 from fedtailor.core.rng import new_key
+from fedtailor.training import blocks
 from fedtailor.training.blocks import cached_features, forward
 from fedtailor.training.losses import cross_entropy, weighted_mean
 
@@ -20,22 +20,22 @@ TASKS = {"mlp": perceptron, "cnn": convolutional, "module": module}
 
 
 @pytest.fixture
-def world(float64):
-    return federation(perceptron())
+def federation(float64):
+    return make_federation(perceptron())
 
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_cached_features_are_those_of_evaluation(kind):
     task = TASKS[kind]()
-    world = federation(task)
+    federation = make_federation(task)
     starts = [task.model.init(new_key(client)) for client in CLIENTS]
 
     def program(data, key, params):
         return cached_features(task, params, data, key=key)
 
-    loop, stack = (how(program, world, CLIENTS, starts) for how in (one_by_one, stacked))
+    loop, stack = (how(program, federation, CLIENTS, starts) for how in (one_by_one, stacked))
     for client, params, one, other in zip(CLIENTS, starts, loop, stack, strict=True):
-        data = world.data(client).train
+        data = federation.data(client).train
         size = len(data.rows)
         assert one.size() == other.size() == size and one.x.shape == (size, task.model.feature_dim)
         assert torch.equal(one.labels(), data.labels()) and torch.equal(other.labels()[:size], data.labels())
@@ -44,18 +44,18 @@ def test_cached_features_are_those_of_evaluation(kind):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 100])
-def test_chunks_do_not_matter(world, chunk, monkeypatch):
-    task, clients = world.common_task, [2, 0, 6, 4]
+def test_chunks_do_not_matter(federation, chunk, monkeypatch):
+    task, clients = federation.common_task, [2, 0, 6, 4]
     params = task.model.init(new_key(0))
 
     def program(data, key, own):
         return forward(task, first_features, params, data, key=key, context=own)
 
     own = [torch.tensor(float(client)) for client in clients]
-    expected = one_by_one(program, world, clients, own)
-    monkeypatch.setattr(local, "chunk_size", lambda shape: chunk)
+    expected = one_by_one(program, federation, clients, own)
+    monkeypatch.setattr(blocks, "chunk_size", lambda shape: chunk)
     monkeypatch.setattr(fedtailor.training.stacked, "chunk_size", lambda shape: chunk)
-    found, together = (how(program, world, clients, own) for how in (one_by_one, stacked))
+    found, together = (how(program, federation, clients, own) for how in (one_by_one, stacked))
     for one, other, row in zip(expected, found, together, strict=True):
         assert one.shape == other.shape and row.shape == (23, 5)
         assert torch.allclose(one, other, rtol=0, atol=1e-13)
@@ -66,8 +66,8 @@ def first_features(task, params, context, batch, key):
     return task.model.features(params, batch.x, weight=batch.weight, key=key, training=False)[0] + context
 
 
-def test_no_gradient_and_no_change(world):
-    task, data = world.common_task, world.data(4).train
+def test_no_gradient_and_no_change(federation):
+    task, data = federation.common_task, federation.data(4).train
     params = {name: value.requires_grad_() for name, value in task.model.init(new_key(0)).items()}
     before = {name: value.detach().clone() for name, value in params.items()}
     found = forward(task, first_features, params, data, key=key_of(4), context=torch.tensor(0.0))
@@ -75,14 +75,14 @@ def test_no_gradient_and_no_change(world):
     assert all(torch.equal(params[name], value) for name, value in before.items())
 
 
-def test_context_and_key_reach_the_function(world):
-    task, clients = world.common_task, [2, 0, 6, 4]
+def test_context_and_key_reach_the_function(federation):
+    task, clients = federation.common_task, [2, 0, 6, 4]
 
     def program(data, key, scale):
         return forward(task, noise_rows, (), data, key=key, context=(scale, {"shift": scale + 1}))[:1]
 
     scales = [torch.tensor(float(client)) for client in clients]
-    found = both_ways(program, world, clients, scales)
+    found = both_ways(program, federation, clients, scales)
     for client, scale, one in zip(clients, scales, found, strict=True):
         assert torch.allclose(one[0], uniform(key_of(client), ()) + 2 * scale + 1, rtol=0, atol=1e-12)
 
@@ -92,10 +92,10 @@ def noise_rows(task, params, context, batch, key):
     return (uniform(key, ()) + scale + more["shift"]).expand(batch.weight.shape[0])
 
 
-def test_dropout_is_off_and_statistics_stay(world):
+def test_dropout_is_off_and_statistics_stay(federation):
     task = module()
-    world = federation(task)
-    params, data = task.model.init(new_key(0)), world.data(4).train
+    federation = make_federation(task)
+    params, data = task.model.init(new_key(0)), federation.data(4).train
     first, second = (cached_features(task, params, data, key=key_of(client)).x for client in (4, 9))
     assert torch.equal(first, second)
     logits = predict_logits(task, params, data.x[data.rows])

@@ -7,11 +7,11 @@ import types
 import pytest
 import torch
 
-import fedtailor.training.blocks as local
 from both_ways import key_of, one_by_one, stacked
-from federations import federation, perceptron
+from federations import make_federation, perceptron
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
+from fedtailor.training import blocks
 from fedtailor.training.blocks import forward, train
 from fedtailor.training.losses import classification_loss, cross_entropy
 from fedtailor.training.phase import refuse_captured_tensors
@@ -24,8 +24,8 @@ TENSOR = torch.ones(3)
 
 
 @pytest.fixture
-def world(float64):
-    return federation(perceptron())
+def federation(float64):
+    return make_federation(perceptron())
 
 
 def scaled_loss(task, params, context, batch, key, scale=None):
@@ -99,8 +99,8 @@ def test_captured_tensors_are_refused_and_named(make, place):
     assert "through params, context, batch or key" in str(caught.value)
 
 
-def test_every_block_looks(world):
-    task, data, params = world.common_task, world.data(2).train, {"w": torch.zeros(())}
+def test_every_block_looks(federation):
+    task, data, params = federation.common_task, federation.data(2).train, {"w": torch.zeros(())}
     for block in (
         lambda: train(task, in_closure(), params, data=data, key=key_of(2), training=TRAINING),
         lambda: train(task, None, params, data=data, key=key_of(2), training=TRAINING, step=in_closure()),
@@ -124,9 +124,9 @@ def test_numbers_functions_and_cycles_may_be_held():
     not_yet = 1
 
 
-def test_what_would_go_wrong(world, monkeypatch):
+def test_what_would_go_wrong(federation, monkeypatch):
     """A loss that closes over a client's own tensor: with the guard off, stacked clients get other results or none."""
-    task = world.common_task
+    task = federation.common_task
     start = task.model.init(new_key(0))
     scales = [torch.tensor(scale) for scale in (0.0, 1.0, 2.0)]
 
@@ -140,22 +140,22 @@ def test_what_would_go_wrong(world, monkeypatch):
         ).params["head.weight"]  # fmt: skip
 
     with pytest.raises(TypeError, match="partial argument 'scale'"):
-        stacked(captured, world, CLIENTS, scales)
-    monkeypatch.setattr(local, "refuse_captured_tensors", lambda function: None)
-    right = torch.stack(one_by_one(passed, world, CLIENTS, scales))
-    assert torch.allclose(torch.stack(stacked(passed, world, CLIENTS, scales)), right, rtol=0, atol=1e-12)
-    assert torch.equal(torch.stack(one_by_one(captured, world, CLIENTS, scales)), right)
-    assert not right_or_nothing(captured, world, scales, right)
+        stacked(captured, federation, CLIENTS, scales)
+    monkeypatch.setattr(blocks, "refuse_captured_tensors", lambda function: None)
+    right = torch.stack(one_by_one(passed, federation, CLIENTS, scales))
+    assert torch.allclose(torch.stack(stacked(passed, federation, CLIENTS, scales)), right, rtol=0, atol=1e-12)
+    assert torch.equal(torch.stack(one_by_one(captured, federation, CLIENTS, scales)), right)
+    assert not right_or_nothing(captured, federation, scales, right)
 
 
 def context_loss(task, params, context, batch, key):
     return scaled_loss(task, params, {}, batch, key, context)
 
 
-def right_or_nothing(program, world, scales, right):
+def right_or_nothing(program, federation, scales, right):
     """Return whether stacked clients get what they should."""
     try:
-        found = torch.stack(stacked(program, world, CLIENTS, scales))
+        found = torch.stack(stacked(program, federation, CLIENTS, scales))
     except Exception:
         return False
     return torch.allclose(found, right, rtol=0, atol=1e-3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from both_ways import key_of, one_by_one, stacked
-from federations import federation, perceptron
+from federations import make_federation, perceptron
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import LossOutput, Training
 from fedtailor.training.blocks import Trained, train
@@ -20,8 +20,8 @@ CLIENTS = [2, 6, 4]
 
 
 @pytest.fixture
-def world(float64):
-    return federation(perceptron())
+def federation(float64):
+    return make_federation(perceptron())
 
 
 def returns_none(task, params, context, batch, key):
@@ -55,14 +55,14 @@ WRONG_LOSSES = {
 
 @pytest.mark.parametrize("how", [one_by_one, stacked])
 @pytest.mark.parametrize(("loss", "sentence"), WRONG_LOSSES.values(), ids=list(WRONG_LOSSES))
-def test_wrong_losses_are_explained(world, loss, sentence, how):
-    task = world.common_task
+def test_wrong_losses_are_explained(federation, loss, sentence, how):
+    task = federation.common_task
 
     def program(data, key, own):
         return train(task, loss, task.model.init(new_key(0)), data=data, key=key, training=TRAINING).params
 
     with pytest.raises(TypeError, match=re.escape(sentence)):
-        how(program, world, CLIENTS, [torch.tensor(0.0)] * 3)
+        how(program, federation, CLIENTS, [torch.tensor(0.0)] * 3)
 
 
 def step_none(task, params, context, batch, key):
@@ -96,38 +96,38 @@ def step_reshaped(task, params, context, batch, key):
     ],
     ids=["none", "dict", "missing", "reshaped"],
 )
-def test_wrong_steps_are_explained(world, step, sentence, how):
-    task = world.common_task
+def test_wrong_steps_are_explained(federation, step, sentence, how):
+    task = federation.common_task
 
     def program(data, key, own):
         start = task.model.init(new_key(0))
         return train(task, None, start, data=data, key=key, training=TRAINING, step=step).params
 
     with pytest.raises(TypeError, match=re.escape(sentence)):
-        how(program, world, CLIENTS, [torch.tensor(0.0)] * 3)
+        how(program, federation, CLIENTS, [torch.tensor(0.0)] * 3)
 
 
 @pytest.mark.parametrize("how", [one_by_one, stacked])
-def test_a_step_may_return_its_parameters_in_any_order(world, how):
-    task, start = world.common_task, {"a": torch.zeros(()), "b": torch.tensor(10.0)}
+def test_a_step_may_return_its_parameters_in_any_order(federation, how):
+    task, start = federation.common_task, {"a": torch.zeros(()), "b": torch.tensor(10.0)}
 
     def program(data, key, own):
         return train(task, None, start, data=data, key=key, training=Training(steps=1), step=step_reordered).params
 
-    for found in how(program, world, CLIENTS, [torch.tensor(0.0)] * 3):
+    for found in how(program, federation, CLIENTS, [torch.tensor(0.0)] * 3):
         assert list(found) == ["a", "b"] and found["a"] == 1 and found["b"] == 11
 
 
-def test_train_needs_either_a_loss_or_a_step(world):
-    task, data = world.common_task, world.data(2).train
+def test_train_needs_either_a_loss_or_a_step(federation):
+    task, data = federation.common_task, federation.data(2).train
     for loss, step in ((None, None), (classification_loss, step_dict)):
         with pytest.raises(TypeError, match="needs a loss or a step, and not both"):
             train(task, loss, {}, data=data, key=key_of(2), training=TRAINING, step=step)
 
 
 @pytest.mark.parametrize("how", [one_by_one, stacked])
-def test_collecting_needs_aux(world, how):
-    task = world.common_task
+def test_collecting_needs_aux(federation, how):
+    task = federation.common_task
 
     def program(data, key, own):
         start = task.model.init(new_key(0))
@@ -136,11 +136,11 @@ def test_collecting_needs_aux(world, how):
         ).params  # fmt: skip
 
     with pytest.raises(TypeError, match="with collect, a loss or step must return outputs"):
-        how(program, world, CLIENTS, [torch.tensor(0.0)] * 3)
+        how(program, federation, CLIENTS, [torch.tensor(0.0)] * 3)
 
 
-def test_nothing_was_collected(world):
-    task, data = world.common_task, world.data(2).train
+def test_nothing_was_collected(federation):
+    task, data = federation.common_task, federation.data(2).train
     start = task.model.init(new_key(0))
     trained = train(task, classification_loss, start, data=data, key=key_of(2), training=TRAINING)
     with pytest.raises(TypeError, match="nothing was collected: call train with collect='all' or 'last'"):
@@ -152,25 +152,25 @@ def constant_loss(task, params, context, batch, key):
 
 
 @pytest.mark.parametrize("how", [one_by_one, stacked])
-def test_a_loss_without_parameters_has_gradient_zero(world, how):
-    task = world.common_task
+def test_a_loss_without_parameters_has_gradient_zero(federation, how):
+    task = federation.common_task
     start = task.model.init(new_key(0))
 
     def program(data, key, own):
         return train(task, constant_loss, start, data=data, key=key, training=TRAINING).params["head.weight"]
 
-    for found in how(program, world, CLIENTS, [torch.tensor(0.0)] * 3):
+    for found in how(program, federation, CLIENTS, [torch.tensor(0.0)] * 3):
         assert torch.equal(found, start["head.weight"])
 
 
 @pytest.mark.parametrize("how", [one_by_one, stacked])
-def test_whole_numbers_among_the_parameters_of_a_step_stay_whole(world, how):
-    task, start = world.common_task, {"weight": torch.zeros(2), "steps": torch.tensor(0)}
+def test_whole_numbers_among_the_parameters_of_a_step_stay_whole(federation, how):
+    task, start = federation.common_task, {"weight": torch.zeros(2), "steps": torch.tensor(0)}
 
     def program(data, key, own):
         return train(task, None, start, data=data, key=key, training=TRAINING, step=counting_step).params
 
-    for found, steps in zip(how(program, world, CLIENTS, [torch.tensor(0.0)] * 3), (4, 12, 8), strict=True):
+    for found, steps in zip(how(program, federation, CLIENTS, [torch.tensor(0.0)] * 3), (4, 12, 8), strict=True):
         assert found["steps"].dtype == torch.int64 and found["steps"] == steps
 
 
@@ -183,11 +183,11 @@ def nested_loss(task, params, context, batch, key):
 
 
 def test_buffers_of_a_nested_model_need_their_path(float64):
-    world = federation(perceptron())
+    federation = make_federation(perceptron())
     start = {"model": {"weight": torch.zeros(2), "running_mean": torch.zeros(2)}}
-    data = world.data(2).train
+    data = federation.data(2).train
     with pytest.raises(TypeError, match="buffer 'running_mean', which is neither in params nor in context"):
-        train(world.common_task, nested_loss, start, data=data, key=key_of(2), training=Training(steps=1))
+        train(federation.common_task, nested_loss, start, data=data, key=key_of(2), training=Training(steps=1))
 
 
 @pytest.mark.parametrize(("value", "expected"), [(1.0, True), (torch.inf, False), (torch.nan, False)])

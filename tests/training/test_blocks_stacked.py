@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from both_ways import both_ways, key_of, stacked
-from federations import federation, module, perceptron
+from federations import make_federation, module, perceptron
 from fedtailor.core import tree
 from fedtailor.core.noise import normal
 from fedtailor.core.prediction import predict_logits
@@ -30,8 +30,8 @@ VARIANTS = {
 
 
 @pytest.fixture
-def world(float64):
-    return federation(perceptron())
+def federation(float64):
+    return make_federation(perceptron())
 
 
 def own_params(task, clients=CLIENTS):
@@ -40,13 +40,13 @@ def own_params(task, clients=CLIENTS):
 
 
 @pytest.mark.parametrize("training", VARIANTS.values(), ids=list(VARIANTS))
-def test_whole_model(world, training):
-    task = world.common_task
+def test_whole_model(federation, training):
+    task = federation.common_task
 
     def program(data, key, params):
         return train(task, classification_loss, params, data=data, key=key, training=training)
 
-    loop = both_ways(program, world, CLIENTS, own_params(task))
+    loop = both_ways(program, federation, CLIENTS, own_params(task))
     assert [int(one.steps) for one in loop] == {
         "drop last": [2, 2, 10, 0, 6], "full batch": [3, 3, 3, 0, 3], "steps": [5, 5, 5, 0, 5],
     }.get(next(name for name, value in VARIANTS.items() if value is training), [4, 2, 12, 0, 8])  # fmt: skip
@@ -54,22 +54,22 @@ def test_whole_model(world, training):
 
 @pytest.mark.parametrize("clients", [[6], [5], [5, 5], [0, 5]], ids=["one client", "empty", "all empty", "some empty"])
 @pytest.mark.parametrize("collect", ["none", "all", "last"])
-def test_few_clients(world, clients, collect):
-    task = world.common_task
+def test_few_clients(federation, clients, collect):
+    task = federation.common_task
 
     def program(data, key, params):
         trained = train(task, feature_loss, params, data=data, key=key, training=FULL, collect=collect)
         return trained.params, trained.steps, trained.loss
 
-    loop = both_ways(program, world, clients, own_params(task, clients))
+    loop = both_ways(program, federation, clients, own_params(task, clients))
     for client, params, (found, steps, loss) in zip(clients, own_params(task, clients), loop, strict=True):
         if client == 5:
             assert steps == 0 and loss == 0
             assert all(torch.equal(found[name], params[name]) for name in params)
 
 
-def test_epochs_may_differ_by_client(world):
-    task = world.common_task
+def test_epochs_may_differ_by_client(federation):
+    task = federation.common_task
     epochs = [torch.tensor(number) for number in (3, 1, 0, 2, 4)]
 
     def program(data, key, epochs):
@@ -78,12 +78,12 @@ def test_epochs_may_differ_by_client(world):
         )
         return trained.params, trained.steps
 
-    assert [int(steps) for _, steps in both_ways(program, world, CLIENTS, epochs)] == [6, 1, 0, 0, 16]
+    assert [int(steps) for _, steps in both_ways(program, federation, CLIENTS, epochs)] == [6, 1, 0, 0, 16]
 
 
-def test_shared_params_and_context_stay_one_tensor(world):
+def test_shared_params_and_context_stay_one_tensor(federation):
     """Inputs that are the same for all clients come unstacked, in any mixture with stacked ones."""
-    task = world.common_task
+    task = federation.common_task
     common = task.model.init(new_key(0))
     heads = [task.pick(params, "head") for params in own_params(task)]
 
@@ -96,11 +96,11 @@ def test_shared_params_and_context_stay_one_tensor(world):
         ).params
         return body, head
 
-    both_ways(body_first, world, CLIENTS, heads)
+    both_ways(body_first, federation, CLIENTS, heads)
 
 
-def test_stacked_axis_may_be_anywhere(world):
-    task, data = world.common_task, world.data(4).train
+def test_stacked_axis_may_be_anywhere(federation):
+    task, data = federation.common_task, federation.data(4).train
     params = own_params(task)
     expected = [
         train(task, classification_loss, one, data=data, key=key_of(3), training=FULL).params["hidden.weight"]
@@ -117,19 +117,19 @@ def test_stacked_axis_may_be_anywhere(world):
     assert torch.allclose(found, torch.stack(expected, 1), rtol=0, atol=1e-12)
 
 
-def test_derived_tables_are_stacked(world):
+def test_derived_tables_are_stacked(federation):
     """A head phase on cached features: the table itself differs by client."""
-    task = world.common_task
+    task = federation.common_task
 
     def program(data, key, params):
         features = cached_features(task, params, data, key=key)
         return train(task, head_loss, task.pick(params, "head"), data=features, key=key, training=FULL).params
 
-    both_ways(program, world, CLIENTS, own_params(task))
+    both_ways(program, federation, CLIENTS, own_params(task))
 
 
-def test_head_phase_on_cached_features_equals_one_on_the_examples(world):
-    task, data = world.common_task, world.data(6).train
+def test_head_phase_on_cached_features_equals_one_on_the_examples(federation):
+    task, data = federation.common_task, federation.data(6).train
     params = task.model.init(new_key(0))
     body, head = task.pick(params, "body"), task.pick(params, "head")
     features = cached_features(task, params, data, key=key_of(6))
@@ -153,24 +153,26 @@ def collected_rows(trained):
 
 @pytest.mark.parametrize("collect", ["all", "last"])
 @pytest.mark.parametrize("training", [FULL, VARIANTS["drop last"], VARIANTS["steps"]], ids=["short", "drop", "steps"])
-def test_collected_values(world, collect, training):
-    task = world.common_task
+def test_collected_values(federation, collect, training):
+    task = federation.common_task
     starts = own_params(task)
 
     def program(data, key, params):
         return train(task, feature_loss, params, data=data, key=key, training=training, collect=collect)
 
-    loop = [program(world.data(client).train, key_of(client), one) for client, one in zip(CLIENTS, starts, strict=True)]
-    together = stacked(program, world, CLIENTS, starts)
+    loop = [
+        program(federation.data(client).train, key_of(client), one) for client, one in zip(CLIENTS, starts, strict=True)
+    ]
+    together = stacked(program, federation, CLIENTS, starts)
     for client, one, other in zip(CLIENTS, loop, together, strict=True):
         (z, labels), (z_stacked, labels_stacked) = collected_rows(one), collected_rows(other)
         assert torch.equal(labels, labels_stacked)
         assert torch.allclose(z, z_stacked, rtol=0, atol=1e-12)
-        size = len(world.splits[client].train)
+        size = len(federation.splits[client].train)
         batches = planned(size, key_of(client), training) if size else []
         per_epoch = -(-size // 4) if not training.drop_last else max(size // 4, 1)
         kept = batches if collect == "all" else batches[-max(per_epoch, 1) :]
-        expected = [int(world.y[world.splits[client].train[row]]) for rows in kept for row in rows]
+        expected = [int(federation.y[federation.splits[client].train[row]]) for rows in kept for row in rows]
         assert labels.tolist() == expected
 
 
@@ -189,8 +191,8 @@ def test_the_last_epoch_is_as_many_steps_as_an_epoch_has(amount, first):
     assert plan_batches(torch.ones(30), (0, 0, 0, 0, 0), amount).last_epoch == first
 
 
-def test_collected_values_are_those_before_the_step(world):
-    task, data = world.common_task, world.data(2).train
+def test_collected_values_are_those_before_the_step(federation):
+    task, data = federation.common_task, federation.data(2).train
     params = task.model.init(new_key(0))
     one_step = Training(lr=0.5, steps=1, batch_size=0)
     trained = train(task, feature_loss, params, data=data, key=key_of(2), training=one_step, collect="all")
@@ -200,16 +202,16 @@ def test_collected_values_are_those_before_the_step(world):
     assert not trained.outputs.requires_grad
 
 
-def test_training_on_what_was_collected(world):
+def test_training_on_what_was_collected(federation):
     """Padding lies between the rows of a stack; the order of the second phase must not depend on it."""
-    task = world.common_task
+    task = federation.common_task
 
     def program(data, key, params):
         first = train(task, feature_loss, params, data=data, key=key, training=FULL, collect="all")
         head = task.pick(params, "head")
         return train(task, head_loss, head, data=first.collected_examples(), key=key.fold("head"), training=FULL).params
 
-    both_ways(program, world, CLIENTS, own_params(task))
+    both_ways(program, federation, CLIENTS, own_params(task))
 
 
 def noisy_loss(task, params, context, batch, key):
@@ -219,14 +221,14 @@ def noisy_loss(task, params, context, batch, key):
     return LossOutput(cross_entropy(task.model.head(params, z), batch.y, batch.weight), buffers, z)
 
 
-def test_keyed_noise_inside_the_gradient(world):
-    task = world.common_task
+def test_keyed_noise_inside_the_gradient(federation):
+    task = federation.common_task
 
     def program(data, key, params):
         return train(task, noisy_loss, params, data=data, key=key, training=FULL).params
 
-    noisy = both_ways(program, world, CLIENTS, own_params(task))
-    data = world.data(6).train
+    noisy = both_ways(program, federation, CLIENTS, own_params(task))
+    data = federation.data(6).train
     quiet = train(task, classification_loss, own_params(task)[2], data=data, key=key_of(6), training=FULL).params
     assert (noisy[2]["hidden.weight"] - quiet["hidden.weight"]).abs().max() > 1e-3
 
@@ -237,27 +239,27 @@ def draw_loss(task, params, context, batch, key):
     return LossOutput(weighted_mean(batch.x[:, 0], batch.weight) * params["w"], outputs=drawn)
 
 
-def test_noise_differs_by_step_and_client(world):
-    task = world.common_task
+def test_noise_differs_by_step_and_client(federation):
+    task = federation.common_task
     training = Training(lr=0.1, epochs=2, batch_size=0)
 
     def program(data, key, own):
         return train(task, draw_loss, {"w": own}, data=data, key=key, training=training, collect="all")
 
-    drawn = [collected_rows(one)[0] for one in stacked(program, world, CLIENTS, [torch.tensor(0.0)] * 5)]
+    drawn = [collected_rows(one)[0] for one in stacked(program, federation, CLIENTS, [torch.tensor(0.0)] * 5)]
     values = {float(value) for one in drawn for value in one}
     assert len(values) == 2 * 4  # two steps of four clients that have examples
 
 
 def test_dropout_and_batch_normalization():
     task = module()
-    world = federation(task)
+    federation = make_federation(task)
 
     def program(data, key, params):
         trained = train(task, classification_loss, params, data=data, key=key, training=FULL)
         logits = predict_logits(task, trained.params, data.x[:4])
         return trained.params, logits
 
-    loop = both_ways(program, world, CLIENTS, own_params(task))
+    loop = both_ways(program, federation, CLIENTS, own_params(task))
     batches = [float(params["1.num_batches_tracked"]) for params, _ in loop]
     assert batches == [4, 2, 12, 0, 8]

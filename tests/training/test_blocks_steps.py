@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from both_ways import both_ways, key_of, stacked
-from federations import federation, perceptron
+from federations import make_federation, perceptron
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.prediction import predict_logits
 from fedtailor.core.rng import new_key
@@ -22,8 +22,8 @@ FULL = Training(lr=0.1, epochs=2, batch_size=4, momentum=0.9, weight_decay=0.05,
 
 
 @pytest.fixture
-def world(float64):
-    return federation(perceptron())
+def federation(float64):
+    return make_federation(perceptron())
 
 
 def own_params(task):
@@ -36,14 +36,15 @@ def remembering_step(task, params, context, batch, key):
     return StepOutput({"now": params["now"] - 0.1 * batch.weight.sum(), "before": params["now"]})
 
 
-def test_a_step_may_return_leaves_where_other_leaves_were(world):
+def test_a_step_may_return_leaves_where_other_leaves_were(federation):
     start = {"now": torch.zeros(2), "before": torch.ones(2)}
 
     def program(data, key, own):
-        return train(world.common_task, None, start, data=data, key=key, training=FULL, step=remembering_step).params
+        options = {"training": FULL, "step": remembering_step}
+        return train(federation.common_task, None, start, data=data, key=key, **options).params
 
-    for client, params in zip(CLIENTS, both_ways(program, world, CLIENTS), strict=True):
-        if len(world.data(client).train.rows) > 0:
+    for client, params in zip(CLIENTS, both_ways(program, federation, CLIENTS), strict=True):
+        if len(federation.data(client).train.rows) > 0:
             assert (params["before"] - params["now"]).min() > 0.05, client
 
 
@@ -83,8 +84,8 @@ def second_order(task, params, context, batches, key):
 
 
 @pytest.mark.parametrize(("step", "per_step"), [(inner_outer, 1), (second_order, 2)], ids=["pfedme", "per_fedavg"])
-def test_custom_steps(world, step, per_step):
-    task = world.common_task
+def test_custom_steps(federation, step, per_step):
+    task = federation.common_task
 
     def program(data, key, params):
         return train(
@@ -92,13 +93,13 @@ def test_custom_steps(world, step, per_step):
         )[:3]  # fmt: skip
 
     starts = own_params(task)
-    loop = both_ways(program, world, CLIENTS, starts)
+    loop = both_ways(program, federation, CLIENTS, starts)
     assert (loop[2][0]["hidden.weight"] - starts[2]["hidden.weight"]).abs().max() > 1e-3
     assert [int(steps) for _, steps, _ in loop] == ([4, 2, 12, 0, 8] if per_step == 1 else [2, 2, 6, 0, 4])
 
 
-def test_a_custom_step_of_second_order_equals_autograd(world):
-    task, data = world.common_task, world.data(6).train
+def test_a_custom_step_of_second_order_equals_autograd(federation):
+    task, data = federation.common_task, federation.data(6).train
     params = task.model.init(new_key(0))
     training = Training(epochs=1, batch_size=4)
     found = train(
@@ -120,24 +121,26 @@ def test_a_custom_step_of_second_order_equals_autograd(world):
     assert all(torch.allclose(found[n], v, rtol=0, atol=1e-12) for n, v in zip(params, values, strict=True))
 
 
-def test_custom_steps_collect(world):
-    task = world.common_task
+def test_custom_steps_collect(federation):
+    task = federation.common_task
 
     def program(data, key, params):
         return train(task, None, params, data=data, key=key, training=FULL, step=inner_outer, collect="last")
 
     starts = own_params(task)
-    loop = [program(world.data(client).train, key_of(client), one) for client, one in zip(CLIENTS, starts, strict=True)]
-    for client, one, other in zip(CLIENTS, loop, stacked(program, world, CLIENTS, starts), strict=True):
+    loop = [
+        program(federation.data(client).train, key_of(client), one) for client, one in zip(CLIENTS, starts, strict=True)
+    ]
+    for client, one, other in zip(CLIENTS, loop, stacked(program, federation, CLIENTS, starts), strict=True):
         (values, labels), (values_stacked, labels_stacked) = collected_rows(one), collected_rows(other)
-        assert torch.equal(labels, labels_stacked) and len(labels) == len(world.splits[client].train)
+        assert torch.equal(labels, labels_stacked) and len(labels) == len(federation.splits[client].train)
         assert torch.allclose(values, values_stacked, rtol=0, atol=1e-12)
 
 
-def test_several_batches_per_step_wrap_around(world):
+def test_several_batches_per_step_wrap_around(federation):
     """Three batches an epoch, two a step: the second step takes a batch of the next epoch."""
-    task, training = world.common_task, Training(lr=0.1, epochs=1, batch_size=4)
-    part = ExampleSet(torch.arange(12.0)[:, None], world.y, torch.arange(12), torch.ones(12))
+    task, training = federation.common_task, Training(lr=0.1, epochs=1, batch_size=4)
+    part = ExampleSet(torch.arange(12.0)[:, None], federation.y, torch.arange(12), torch.ones(12))
 
     def program(data, key, own):
         return train(

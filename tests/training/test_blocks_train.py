@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from both_ways import key_of
-from federations import convolutional, federation, module, perceptron
+from federations import convolutional, make_federation, module, perceptron
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.prediction import predict_logits
 from fedtailor.core.rng import new_key
@@ -40,8 +40,8 @@ CLIENTS = {0: 1, 2: 5, 4: 14}
 
 
 @pytest.fixture
-def world(float64):
-    return federation(perceptron())
+def federation(float64):
+    return make_federation(perceptron())
 
 
 def start(task):
@@ -55,8 +55,8 @@ def assert_equal_to_torch(found, expected, tolerance=1e-12):
 
 @pytest.mark.parametrize("training", TRAININGS.values(), ids=list(TRAININGS))
 @pytest.mark.parametrize("client", CLIENTS)
-def test_equals_torch_optim(world, client, training):
-    task, data = world.common_task, world.data(client).train
+def test_equals_torch_optim(federation, client, training):
+    task, data = federation.common_task, federation.data(client).train
     params, key = start(task), key_of(client)
     trained = train(task, classification_loss, params, data=data, key=key, training=training)
     module = module_of(params)
@@ -85,8 +85,8 @@ def test_every_epoch_sees_every_example_in_another_order():
     assert first.tolist() != second.tolist()
 
 
-def test_epochs_replace_those_of_the_training_section(world):
-    task, data = world.common_task, world.data(4).train
+def test_epochs_replace_those_of_the_training_section(federation):
+    task, data = federation.common_task, federation.data(4).train
     longer = Training(lr=0.1, epochs=3, steps=2, batch_size=4)
     found = train(task, classification_loss, start(task), data=data, key=key_of(4), training=longer, epochs=2)
     exact = Training(lr=0.1, epochs=2, batch_size=4)
@@ -95,16 +95,16 @@ def test_epochs_replace_those_of_the_training_section(world):
     assert_equal_to_torch(found.params, expected.params, 0)
 
 
-def test_order_depends_on_every_part_of_the_key(world):
+def test_order_depends_on_every_part_of_the_key(federation):
     training = TRAININGS["plain"]
     keys = [key_of(4), key_of(4, seed=6), key_of(4, round=3), key_of(3), key_of(4).fold("x")]
     orders = {tuple(torch.cat(planned(14, key, training)).tolist()) for key in keys}
     assert len(orders) == len(keys)
 
 
-def test_frozen_parameters_do_not_move(world):
+def test_frozen_parameters_do_not_move(federation):
     """Only what is in ``params`` trains: decay and momentum never reach the context."""
-    task, data, training = world.common_task, world.data(4).train, TRAININGS["everything"]
+    task, data, training = federation.common_task, federation.data(4).train, TRAININGS["everything"]
     params = start(task)
     body, head = task.pick(params, "body"), task.pick(params, "head")
     kept = {name: value.clone() for name, value in head.items()}
@@ -116,8 +116,8 @@ def test_frozen_parameters_do_not_move(world):
     assert_equal_to_torch(found.params, task.pick(params_of(module), "body"))
 
 
-def test_inputs_are_not_modified(world):
-    task, data = world.common_task, world.data(4).train
+def test_inputs_are_not_modified(federation):
+    task, data = federation.common_task, federation.data(4).train
     params = start(task)
     before = {name: value.clone() for name, value in params.items()}
     trained = train(task, classification_loss, params, data=data, key=key_of(4), training=TRAININGS["everything"])
@@ -129,8 +129,8 @@ def test_batch_normalization_equals_pytorch():
     layers = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     model = from_module(layers, input_shape=(4,), num_classes=3)
     task, training = Task(model, 3, (4,)), TRAININGS["everything"]
-    world = federation(task)
-    data, params = world.data(4).train, model.values()
+    federation = make_federation(task)
+    data, params = federation.data(4).train, model.values()
     trained = train(task, classification_loss, params, data=data, key=key_of(4), training=training)
     fit(layers, data.x[data.rows], data.labels(), planned(14, key_of(4), training), training)
     state = {name: value.double() for name, value in layers.state_dict().items()}
@@ -141,8 +141,8 @@ def test_batch_normalization_equals_pytorch():
 def test_convolutions_equal_plain_autograd():
     """The tight loop keeps images and kernels channels last in one buffer; the numbers are those of plain tensors."""
     task, training = convolutional(), TRAININGS["everything"]
-    world = federation(task)
-    data, params = world.data(4).train, start(task)
+    federation = make_federation(task)
+    data, params = federation.data(4).train, start(task)
     found = train(task, classification_loss, params, data=data, key=key_of(4), training=training).params
     values, speed = dict(params), {name: torch.zeros_like(value) for name, value in params.items()}
     x, y = data.x[data.rows].contiguous(), data.labels()
@@ -173,19 +173,19 @@ class Counting:
         return z @ params["head.weight"].T + params["head.bias"]
 
 
-def test_buffers_follow_the_loss_and_are_never_trained(world):
+def test_buffers_follow_the_loss_and_are_never_trained(federation):
     task = Task(Counting(), 3, (4,))
     params = {"head.weight": torch.ones(3, 4), "total": torch.tensor(100.0), "head.bias": torch.zeros(3)}
-    data, training = world.data(4).train, TRAININGS["everything"]
+    data, training = federation.data(4).train, TRAININGS["everything"]
     trained = train(task, running_loss, params, data=data, key=key_of(4), training=training)
     assert list(trained.params) == list(params)
     assert trained.params["total"] == 100 + 3 * 14
     assert params["total"] == 100
 
 
-def test_examples_of_weight_zero_are_not_there(world):
+def test_examples_of_weight_zero_are_not_there(federation):
     """Left out at any position: the same batches as for a client that never had them."""
-    task, data = world.common_task, world.data(4).train
+    task, data = federation.common_task, federation.data(4).train
     kept = torch.tensor([1, 2, 5, 8, 9, 10, 13])
     left_out = data._replace(weight=torch.zeros(14).index_fill(0, kept, 1.0))
     never_had = ExampleSet(data.x, data.y, data.rows[kept], torch.ones(len(kept)))
@@ -197,18 +197,18 @@ def test_examples_of_weight_zero_are_not_there(world):
     assert_equal_to_torch(first.params, second.params, 0)
 
 
-def test_float32_stays_float32(world):
+def test_float32_stays_float32(federation):
     torch.set_default_dtype(torch.float32)
     task = perceptron()
-    small = federation(task)
+    small = make_federation(task)
     data, training = small.data(4).train, TRAININGS["everything"]
     trained = train(task, classification_loss, start(task), data=data, key=key_of(4), training=training)
     assert {value.dtype for value in trained.params.values()} == {torch.float32} == {trained.loss.dtype}
 
 
-def test_a_loss_may_leave_parameters_unused(world):
+def test_a_loss_may_leave_parameters_unused(federation):
     """Their gradient is 0: without decay they keep their values."""
-    task, data = world.common_task, world.data(4).train
+    task, data = federation.common_task, federation.data(4).train
     params = start(task)
     trained = train(task, head_only_loss, params, data=data, key=key_of(4), training=TRAININGS["momentum"])
     assert torch.equal(trained.params["hidden.weight"], params["hidden.weight"])
@@ -221,8 +221,8 @@ def head_only_loss(task, params, context, batch, key):
 
 def test_dropout_masks_differ_by_step_and_client():
     task = module()
-    world = federation(task)
-    params, data, training = task.model.values(), world.data(4).train, TRAININGS["full batch"]
+    federation = make_federation(task)
+    params, data, training = task.model.values(), federation.data(4).train, TRAININGS["full batch"]
     found = [
         train(task, classification_loss, params, data=data, key=key_of(client), training=training)
         for client in (4, 4, 9)

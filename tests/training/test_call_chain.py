@@ -8,7 +8,7 @@ import torch
 
 import fedtailor
 from both_ways import key_of
-from federations import federation, perceptron
+from federations import make_federation, perceptron
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from fedtailor.training.blocks import train
@@ -36,8 +36,8 @@ def chains(monkeypatch):
 
 
 def test_from_train_to_the_gradient_there_are_at_most_five_calls(chains):
-    world = federation(perceptron())
-    task, data = world.common_task, world.data(6).train
+    federation = make_federation(perceptron())
+    task, data = federation.common_task, federation.data(6).train
     plan = Training(lr=0.1, epochs=1, batch_size=4)
     train(task, classification_loss, task.model.init(new_key(0)), data=data, key=key_of(6), training=plan)
     assert len(chains) == 6  # 23 examples

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from both_ways import both_ways
-from federations import federation, perceptron
+from federations import make_federation, perceptron
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from fedtailor.training.blocks import forward, train
@@ -17,8 +17,8 @@ TRAINING = Training(lr=0.1, epochs=2, batch_size=4)
 
 
 @pytest.fixture
-def world(float64):
-    return federation(perceptron())
+def federation(float64):
+    return make_federation(perceptron())
 
 
 def joined_loss(task, params, context, batch, key):
@@ -32,8 +32,8 @@ def joined_logits(task, params, context, batch, key):
 
 
 @pytest.mark.parametrize("has_context", [False, True])
-def test_parameters_and_context_can_be_joined(world, has_context):
-    task = world.common_task
+def test_parameters_and_context_can_be_joined(federation, has_context):
+    task = federation.common_task
     model = task.model.init(new_key(0))
     trained = task.pick(model, "head") if has_context else model
     options = {"context": task.pick(model, "body")} if has_context else {}
@@ -46,17 +46,18 @@ def test_parameters_and_context_can_be_joined(world, has_context):
         found = train(task, classification_loss, trained, data=data, key=key, training=TRAINING, **options)
         return found.params, found.loss
 
-    for one, other in zip(both_ways(program, world, CLIENTS), both_ways(expected, world, CLIENTS), strict=True):
+    pairs = zip(both_ways(program, federation, CLIENTS), both_ways(expected, federation, CLIENTS), strict=True)
+    for one, other in pairs:
         assert torch.equal(one[1], other[1])
         assert one[0].keys() == other[0].keys()
         assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
 
 
-def test_a_forward_pass_can_join_them_too(world):
-    task = world.common_task
+def test_a_forward_pass_can_join_them_too(federation):
+    task = federation.common_task
     model = task.model.init(new_key(0))
     for client in CLIENTS:
-        data = world.data(client).train
+        data = federation.data(client).train
         whole = forward(task, joined_logits, model, data, key=new_key(1))
         head = forward(
             task, joined_logits, task.pick(model, "head"), data, key=new_key(1), context=task.pick(model, "body")
@@ -64,14 +65,14 @@ def test_a_forward_pass_can_join_them_too(world):
         assert torch.equal(whole, head)
 
 
-def test_without_a_context_the_loss_receives_an_empty_dict(world):
+def test_without_a_context_the_loss_receives_an_empty_dict(federation):
     seen = []
 
     def looking_loss(task, params, context, batch, key):
         seen.append(context)
         return classification_loss(task, params, context, batch, key)
 
-    task = world.common_task
-    data = world.data(0).train
+    task = federation.common_task
+    data = federation.data(0).train
     train(task, looking_loss, task.model.init(new_key(0)), data=data, key=new_key(1), training=TRAINING)
     assert seen and all(type(context) is dict and context == {} for context in seen)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from both_ways import key_of
-from federations import federation, perceptron
+from federations import make_federation, perceptron
 from fedtailor.core.task import Training
 from fedtailor.training import one_client
 from fedtailor.training.blocks import train
@@ -29,7 +29,7 @@ def test_a_finished_phase_keeps_no_steps_alive(runner, monkeypatch):
 
     freed = []
     monkeypatch.setattr(one_client, "GradientSteps", Counted)
-    clients = federation(perceptron())
+    clients = make_federation(perceptron())
     task = clients.common_task
     params = task.model.init(key_of(0))
     gc.collect()

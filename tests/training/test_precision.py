@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from contract.cases import in_turn
-from federations import convolutional, federation, module, perceptron
+from federations import convolutional, make_federation, module, perceptron
 from fedtailor.algorithms import TABLE, load_algorithm
 from fedtailor.core import prediction, tree
 from fedtailor.core.errors import ConfigError
@@ -19,7 +19,7 @@ from fedtailor.training.losses import cross_entropy
 
 def models(name, precision, engine, task=perceptron):
     training = Training(lr=0.1, epochs=2, batch_size=5, precision=precision)
-    record = run(load_algorithm(name)(training=training), engine, federation(task()), rounds=1)
+    record = run(load_algorithm(name)(training=training), engine, make_federation(task()), rounds=1)
     assert [event["kind"] for report in record.reports for event in report.events] == ["skipped"]
     return record.reports[-1].personal
 
@@ -62,13 +62,13 @@ def test_only_training_steps_run_in_it(monkeypatch):
     monkeypatch.setattr(prediction, "predict_features", watch)
     models("fedavg", "bfloat16", Reference())
     assert seen and not any(seen)
-    world, training = federation(perceptron()), Training(epochs=1, batch_size=5, precision="bfloat16")
-    start = world.common_task.model.init(new_key(0))
+    federation, training = make_federation(perceptron()), Training(epochs=1, batch_size=5, precision="bfloat16")
+    start = federation.common_task.model.init(new_key(0))
     trained = train(
-        world.common_task,
+        federation.common_task,
         features_loss,
         start,
-        data=world.data(4).train,
+        data=federation.data(4).train,
         key=new_key(0),
         training=training,
         collect="last",

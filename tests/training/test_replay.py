@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from both_ways import key_of
-from federations import CLASSES, federation, perceptron
+from federations import CLASSES, make_federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core import tree
 from fedtailor.core.engine import Job
@@ -38,8 +38,8 @@ CLIENTS = [6, 6, 4, 2]
 
 
 @pytest.fixture
-def world(float64):
-    return federation(perceptron())
+def federation(float64):
+    return make_federation(perceptron())
 
 
 @pytest.fixture(autouse=True)
@@ -133,14 +133,14 @@ PHASES = {
 }
 
 
-def trained(task, world, loss, *, clients=CLIENTS, training=TRAINING, **options):
+def trained(task, federation, loss, *, clients=CLIENTS, training=TRAINING, **options):
     """Return what training gives for every client, one after the other."""
     return tuple(
         train(
             task,
             loss,
             task.model.init(new_key(client)),
-            data=world.data(client).train,
+            data=federation.data(client).train,
             key=key_of(client),
             training=training,
             context=task.model.init(new_key(10 + client)),
@@ -151,31 +151,31 @@ def trained(task, world, loss, *, clients=CLIENTS, training=TRAINING, **options)
 
 
 @pytest.mark.parametrize(("loss", "options"), PHASES.values(), ids=list(PHASES))
-def test_recorded_steps_give_the_same_bits(monkeypatch, world, loss, options):
-    task = world.common_task
-    assert_same_bits(*in_both_ways(monkeypatch, lambda: trained(task, world, loss, **options)))
+def test_recorded_steps_give_the_same_bits(monkeypatch, federation, loss, options):
+    task = federation.common_task
+    assert_same_bits(*in_both_ways(monkeypatch, lambda: trained(task, federation, loss, **options)))
     assert not any(shape.refused for shape in shapes())
     assert any(shape.trusted for shape in shapes())
 
 
-def test_who_was_trained_before_does_not_matter(monkeypatch, world):
+def test_who_was_trained_before_does_not_matter(monkeypatch, federation):
     monkeypatch.setattr(replay, "_OFTEN", 0)
-    task, loss = world.common_task, partial(pulled_loss, penalty=0.1)
-    together, alone = trained(task, world, loss), []
+    task, loss = federation.common_task, partial(pulled_loss, penalty=0.1)
+    together, alone = trained(task, federation, loss), []
     for client in CLIENTS:
         forget()
-        alone += trained(task, world, loss, clients=[client])
+        alone += trained(task, federation, loss, clients=[client])
     assert_same_bits(together, tuple(alone))
 
 
-def test_custom_steps_whose_results_lie_in_each_other_give_the_same_bits(monkeypatch, world):
-    task = world.common_task
+def test_custom_steps_whose_results_lie_in_each_other_give_the_same_bits(monkeypatch, federation):
+    task = federation.common_task
 
     def program():
         start = {"now": task.model.init(new_key(1)), "before": task.model.init(new_key(2))}
         plan = Training(epochs=3, batch_size=4, drop_last=True)
         options = {"training": plan, "step": swapping_step, "collect": "all"}
-        parts = [world.data(client).train for client in CLIENTS]
+        parts = [federation.data(client).train for client in CLIENTS]
         return tuple(train(task, None, start, data=data, key=key_of(0), **options) for data in parts)
 
     plain, recorded = in_both_ways(monkeypatch, program)
@@ -191,7 +191,7 @@ def test_custom_steps_whose_results_lie_in_each_other_give_the_same_bits(monkeyp
 def test_new_statistics_of_batch_normalization_reach_the_next_step(monkeypatch, float64):
     layers = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, CLASSES))
     task = Task(from_module(layers, input_shape=(4,), num_classes=CLASSES), CLASSES, (4,))
-    world = federation(task)
+    federation = make_federation(task)
 
     def program():
         return tuple(
@@ -199,7 +199,7 @@ def test_new_statistics_of_batch_normalization_reach_the_next_step(monkeypatch, 
                 task,
                 classification_loss,
                 task.model.init(new_key(1)),
-                data=world.data(client).train,
+                data=federation.data(client).train,
                 key=key_of(client),
                 training=TRAINING,
             )
@@ -212,41 +212,41 @@ def test_new_statistics_of_batch_normalization_reach_the_next_step(monkeypatch, 
     assert all(client.params["1.running_mean"].abs().sum() > 0 for client in recorded)
 
 
-def test_recorded_steps_learn(monkeypatch, world):
+def test_recorded_steps_learn(monkeypatch, federation):
     monkeypatch.setattr(replay, "_OFTEN", 0)
-    task, data = world.common_task, world.data(6).train
+    task, data = federation.common_task, federation.data(6).train
     first, *_, last = (
-        trained(task, world, classification_loss, clients=[6], training=Training(lr=0.1, epochs=epochs, batch_size=4))
-        for epochs in (1, 10, 40)
+        trained(task, federation, classification_loss, clients=[6], training=training)
+        for training in (Training(lr=0.1, epochs=epochs, batch_size=4) for epochs in (1, 10, 40))
     )
     assert last[0].loss < 0.7 * first[0].loss
     assert len(data.rows) == 23
 
 
-def test_a_step_is_recorded_only_when_it_was_taken_often(monkeypatch, world):
-    task = world.common_task
+def test_a_step_is_recorded_only_when_it_was_taken_often(monkeypatch, federation):
+    task = federation.common_task
     plan = Training(lr=0.1, steps=replay._OFTEN, batch_size=4, drop_last=True)
-    trained(task, world, classification_loss, clients=[6], training=plan)
+    trained(task, federation, classification_loss, clients=[6], training=plan)
     assert shapes() == []  # a phase that comes once
-    trained(task, world, classification_loss, clients=[4], training=plan)
+    trained(task, federation, classification_loss, clients=[4], training=plan)
     (shape,) = shapes()
     assert shape.graph is None
-    trained(task, world, classification_loss, clients=[6], training=plan)
+    trained(task, federation, classification_loss, clients=[6], training=plan)
     (again,) = shapes()
     assert again is shape and shape.trusted
 
 
-def test_results_are_not_overwritten_by_the_next_phase(monkeypatch, world):
+def test_results_are_not_overwritten_by_the_next_phase(monkeypatch, federation):
     monkeypatch.setattr(replay, "_OFTEN", 0)
-    (first,) = trained(world.common_task, world, classification_loss, clients=[6], collect="none")
+    (first,) = trained(federation.common_task, federation, classification_loss, clients=[6], collect="none")
     before = tree.map(torch.clone, first)
-    trained(world.common_task, world, classification_loss, clients=[4, 2])
+    trained(federation.common_task, federation, classification_loss, clients=[4, 2])
     assert_same_bits(before, first)
 
 
-def test_inputs_are_left_as_they_are(monkeypatch, world):
+def test_inputs_are_left_as_they_are(monkeypatch, federation):
     monkeypatch.setattr(replay, "_OFTEN", 0)
-    task, data = world.common_task, world.data(6).train
+    task, data = federation.common_task, federation.data(6).train
     model = task.model.init(new_key(0))
     before = tree.map(torch.clone, (model, data))
     for _ in range(2):
@@ -285,24 +285,25 @@ def drawing_loss(task, params, context, batch, key):
         (drawing_loss, "it is not known to be repeated exactly: aten::bernoulli_.float"),
     ],
 )
-def test_what_a_replay_would_not_repeat_runs_as_it_is(monkeypatch, world, loss, reason):
+def test_what_a_replay_would_not_repeat_runs_as_it_is(monkeypatch, federation, loss, reason):
     monkeypatch.setattr(replay, "_OFTEN", 0)
     CALLS.clear()
-    trained(world.common_task, world, loss, clients=[4, 6], training=Training(lr=0.1, batch_size=4, drop_last=True))
+    training = Training(lr=0.1, batch_size=4, drop_last=True)
+    trained(federation.common_task, federation, loss, clients=[4, 6], training=training)
     assert [shape.refused for shape in shapes()] == [reason]
     assert not any(shape.graph for shape in shapes())
 
 
-def test_an_error_of_a_step_stays_its_own(monkeypatch, world):
+def test_an_error_of_a_step_stays_its_own(monkeypatch, federation):
     monkeypatch.setattr(replay, "_OFTEN", 0)
 
     def broken_head(params, z):
         raise ZeroDivisionError("broken")
 
-    task = world.common_task
+    task = federation.common_task
     monkeypatch.setattr(type(task.model), "head", staticmethod(broken_head))
     with pytest.raises(ZeroDivisionError, match="broken"):
-        trained(task, world, classification_loss)
+        trained(task, federation, classification_loss)
 
 
 class Interrupted(BaseException):
@@ -311,8 +312,8 @@ class Interrupted(BaseException):
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), Interrupted()], ids=["error", "interruption"])
 @pytest.mark.parametrize("trial", range(3))
-def test_a_trial_that_does_not_end_is_no_proof(monkeypatch, at_once, world, error, trial):
-    task, calls, original = world.common_task, [], StepGraph.replay
+def test_a_trial_that_does_not_end_is_no_proof(monkeypatch, at_once, federation, error, trial):
+    task, calls, original = federation.common_task, [], StepGraph.replay
 
     def fail_once(self):
         calls.append(self)
@@ -320,19 +321,19 @@ def test_a_trial_that_does_not_end_is_no_proof(monkeypatch, at_once, world, erro
             raise error
         original(self)
 
-    expected = trained(task, world, classification_loss)
+    expected = trained(task, federation, classification_loss)
     forget()
     monkeypatch.setattr(StepGraph, "replay", fail_once)
     try:
-        assert_same_bits(trained(task, world, classification_loss), expected)
+        assert_same_bits(trained(task, federation, classification_loss), expected)
     except Interrupted:
         assert not any(shape.trusted for shape in shapes())
-        assert_same_bits(trained(task, world, classification_loss), expected)
+        assert_same_bits(trained(task, federation, classification_loss), expected)
     assert len(calls) > trial
 
 
-def test_the_reference_engine_takes_every_step_as_it_is(at_once, world):
-    job = Job(6, world.common_task, world.data(6).train, 23)
+def test_the_reference_engine_takes_every_step_as_it_is(at_once, federation):
+    job = Job(6, federation.common_task, federation.data(6).train, 23)
 
     def program(task, common, data):
         start = task.model.init(new_key(0))
@@ -340,16 +341,16 @@ def test_the_reference_engine_takes_every_step_as_it_is(at_once, world):
 
     first, *_ = Reference().map(program, (), [job] * 3)
     assert kept() == []
-    assert_same_bits(first, program(job.task, (), job.row))
+    assert_same_bits(first, program(job.task, (), job.inputs))
     assert len(kept()) == 1
 
 
-def test_without_a_runner_every_step_runs_as_it_is(at_once, world):
+def test_without_a_runner_every_step_runs_as_it_is(at_once, federation):
     runner = current_runner()
     with steps_run_by(PLAIN):
-        plain = trained(world.common_task, world, classification_loss)
+        plain = trained(federation.common_task, federation, classification_loss)
     assert kept() == []
-    assert_same_bits(plain, trained(world.common_task, world, classification_loss))
+    assert_same_bits(plain, trained(federation.common_task, federation, classification_loss))
     assert current_runner() is runner and len(kept()) == 1
     found = []
     thread = threading.Thread(target=lambda: found.append(current_runner()))
@@ -376,8 +377,8 @@ def set_program(task, common, data):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_nothing_recorded_in_one_run_is_used_in_the_next(at_once, world, workers):
-    jobs = [Job(6, world.common_task, world.data(6).train, 23)] * 8
+def test_nothing_recorded_in_one_run_is_used_in_the_next(at_once, federation, workers):
+    jobs = [Job(6, federation.common_task, federation.data(6).train, 23)] * 8
     engine = Workers(workers)
     for strength in (1.0, 2.0):
         SETTING["strength"] = strength
@@ -389,15 +390,15 @@ def test_nothing_recorded_in_one_run_is_used_in_the_next(at_once, world, workers
     engine.close()
 
 
-def test_every_run_begins_anew(world, monkeypatch):
+def test_every_run_begins_anew(federation, monkeypatch):
     begun = []
     engine = Reference()
     monkeypatch.setattr(Reference, "begin_run", lambda self: begun.append(self))
-    next(simulate(FedAvg(training=TRAINING), world, engine, Schedule(rounds=1), seed=0))
+    next(simulate(FedAvg(training=TRAINING), federation, engine, Schedule(rounds=1), seed=0))
     assert begun == [engine]
 
 
-def test_recordings_are_released_with_their_run(at_once, world, monkeypatch):
+def test_recordings_are_released_with_their_run(at_once, federation, monkeypatch):
     """Those of threads that live on, too."""
     graphs, original = weakref.WeakSet(), StepGraph.replay
 
@@ -407,7 +408,7 @@ def test_recordings_are_released_with_their_run(at_once, world, monkeypatch):
 
     monkeypatch.setattr(StepGraph, "replay", replay_and_watch)
     engine = Workers(1)
-    engine.map(set_program, (), [Job(6, world.common_task, world.data(6).train, 23)] * 3)
+    engine.map(set_program, (), [Job(6, federation.common_task, federation.data(6).train, 23)] * 3)
     assert len(graphs) > 0
     engine.begin_run()
     gc.collect()
@@ -419,11 +420,11 @@ def distance_loss(task, params, context, batch, key):
     return LossOutput(((predict_logits(task, params, batch.x)[:, 0] - batch.y) ** 2).mean())
 
 
-def test_labels_of_another_type_are_not_taken_for_these(at_once, world):
-    task = world.common_task
+def test_labels_of_another_type_are_not_taken_for_these(at_once, federation):
+    task = federation.common_task
     results = []
-    for y in (world.y, world.y + 0.5, world.y):
-        data = world.data(6).train._replace(y=y)
+    for y in (federation.y, federation.y + 0.5, federation.y):
+        data = federation.data(6).train._replace(y=y)
         for _ in range(3):
             start = task.model.init(new_key(0))
             results.append(train(task, distance_loss, start, data=data, key=key_of(6), training=TRAINING).params)
@@ -433,19 +434,19 @@ def test_labels_of_another_type_are_not_taken_for_these(at_once, world):
     assert not torch.equal(results[0]["head.bias"], results[3]["head.bias"])
 
 
-def test_autocast_around_a_phase_is_its_own(at_once, world):
-    task = world.common_task
-    expected = trained(task, world, classification_loss)
+def test_autocast_around_a_phase_is_its_own(at_once, federation):
+    task = federation.common_task
+    expected = trained(task, federation, classification_loss)
     forget()
     with torch.autocast("cpu", torch.bfloat16):
-        trained(task, world, classification_loss)
+        trained(task, federation, classification_loss)
     assert kept() == []
-    assert_same_bits(trained(task, world, classification_loss), expected)
+    assert_same_bits(trained(task, federation, classification_loss), expected)
 
 
-def test_phases_that_differ_in_more_than_values_share_nothing(world):
-    task, other = world.common_task, perceptron()
-    trained(task, world, partial(pulled_loss, penalty=0.1))
+def test_phases_that_differ_in_more_than_values_share_nothing(federation):
+    task, other = federation.common_task, perceptron()
+    trained(task, federation, partial(pulled_loss, penalty=0.1))
     for loss, training, owner in (
         (partial(pulled_loss, penalty=0.2), TRAINING, task),
         (partial(pulled_loss, penalty=0.1), Training(lr=0.2, epochs=1), task),
@@ -453,51 +454,51 @@ def test_phases_that_differ_in_more_than_values_share_nothing(world):
         (classification_loss, TRAINING, task),
     ):
         before = len(kept())
-        trained(owner, world, loss, training=training, clients=[2])
+        trained(owner, federation, loss, training=training, clients=[2])
         assert len(kept()) == before + 1
-    trained(task, world, partial(pulled_loss, penalty=0.1), clients=[2])
+    trained(task, federation, partial(pulled_loss, penalty=0.1), clients=[2])
     assert len(kept()) == before + 1
 
 
-def test_a_function_that_may_change_is_not_kept(world):
+def test_a_function_that_may_change_is_not_kept(federation):
     penalty = 0.1
 
     def closed(task, params, context, batch, key):
         return pulled_loss(task, params, context, batch, key, penalty=penalty)
 
-    trained(world.common_task, world, closed)
-    trained(world.common_task, world, partial(pulled_loss, penalty=[0.1][0]))
+    trained(federation.common_task, federation, closed)
+    trained(federation.common_task, federation, partial(pulled_loss, penalty=[0.1][0]))
     assert len(kept()) == 1
 
 
-def test_large_models_are_not_kept(monkeypatch, world):
+def test_large_models_are_not_kept(monkeypatch, federation):
     monkeypatch.setattr(replay, "MOST_BYTES", 100)
-    trained(world.common_task, world, classification_loss)
+    trained(federation.common_task, federation, classification_loss)
     assert kept() == []
 
 
-def test_the_oldest_memory_goes_first(monkeypatch, world):
+def test_the_oldest_memory_goes_first(monkeypatch, federation):
     losses = [partial(pulled_loss, penalty=penalty) for penalty in (0.1, 0.2, 0.3)]
-    trained(world.common_task, world, losses[0], clients=[6])
+    trained(federation.common_task, federation, losses[0], clients=[6])
     oldest = kept()[0]
     monkeypatch.setattr(replay, "_MOST_KEPT", 2 * oldest.nbytes)
-    trained(world.common_task, world, losses[1], clients=[6])
-    trained(world.common_task, world, losses[0], clients=[6])
+    trained(federation.common_task, federation, losses[1], clients=[6])
+    trained(federation.common_task, federation, losses[0], clients=[6])
     assert kept()[-1] is oldest
-    trained(world.common_task, world, losses[2], clients=[6])
+    trained(federation.common_task, federation, losses[2], clients=[6])
     assert len(kept()) == 2 and kept()[0] is oldest
 
 
-def test_more_shapes_of_batches_than_are_kept_run_as_they_are(monkeypatch, world):
+def test_more_shapes_of_batches_than_are_kept_run_as_they_are(monkeypatch, federation):
     monkeypatch.setattr(replay, "_MOST_SHAPES", 1)
     plain, recorded = in_both_ways(
-        monkeypatch, lambda: trained(world.common_task, world, classification_loss, training=TRAINING)
+        monkeypatch, lambda: trained(federation.common_task, federation, classification_loss, training=TRAINING)
     )
     assert_same_bits(plain, recorded)
     assert len(shapes()) == 1
 
 
-def test_threads_have_memories_of_their_own(monkeypatch, world):
+def test_threads_have_memories_of_their_own(monkeypatch, federation):
     monkeypatch.setattr(replay, "_OFTEN", 0)
     results = {}
 
@@ -505,7 +506,7 @@ def test_threads_have_memories_of_their_own(monkeypatch, world):
 
     def work(name):
         with steps_run_by(runner):
-            results[name] = trained(world.common_task, world, classification_loss), kept()
+            results[name] = trained(federation.common_task, federation, classification_loss), kept()
 
     work("here")
     thread = threading.Thread(target=work, args=("there",))

@@ -19,11 +19,11 @@ PLAIN = Training(lr=0.2, momentum=0.5, epochs=3, batch_size=4)
 MIRRORED = dataclasses.replace(PLAIN, flip=True)
 
 
-def world(symmetric):
+def federation(symmetric):
     """Return images of 4 x 4 pixels, mirror images of themselves or not, under batch normalization and dropout."""
     layers = [nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.4), nn.Linear(6, 3)]
     model = from_module(nn.Sequential(*layers), input_shape=(1, 4, 4), num_classes=3)
-    made = federations.federation(Task(model, 3, (1, 4, 4)))
+    made = federations.make_federation(Task(model, 3, (1, 4, 4)))
     return dataclasses.replace(made, x=(made.x + made.x.flip(3)) / 2) if symmetric else made
 
 
@@ -43,7 +43,7 @@ def sampled_head(task, data, key, training):
 def test_augmentation_alone_makes_a_difference_to_a_head(trained, float64):
     """The frozen body runs in evaluation mode, whether its features are kept or differ by epoch."""
     for symmetric in (True, False):
-        data = world(symmetric)
+        data = federation(symmetric)
         plain, mirrored = (trained(data.common_task, examples(data, 6), key_of(6), t) for t in (PLAIN, MIRRORED))
         same = all(torch.allclose(leaf, mirrored[name], rtol=0, atol=1e-12) for name, leaf in plain.items())
         assert same == symmetric
@@ -51,7 +51,7 @@ def test_augmentation_alone_makes_a_difference_to_a_head(trained, float64):
 
 @pytest.mark.parametrize("trained", [cross_entropy_head, sampled_head])
 def test_heads_on_augmented_images_are_the_same_stacked(trained, float64):
-    data = world(symmetric=False)
+    data = federation(symmetric=False)
 
     def program(part, key, own):
         return trained(data.common_task, part, key, MIRRORED)
@@ -61,7 +61,7 @@ def test_heads_on_augmented_images_are_the_same_stacked(trained, float64):
 
 @pytest.mark.parametrize("trained", [cross_entropy_head, sampled_head])
 def test_tables_are_not_augmented(trained, float64):
-    data = federations.federation(federations.module())
+    data = federations.make_federation(federations.module())
     plain, mirrored = (trained(data.common_task, examples(data, 6), key_of(6), t) for t in (PLAIN, MIRRORED))
     assert all(torch.equal(leaf, mirrored[name]) for name, leaf in plain.items())
 
@@ -69,7 +69,7 @@ def test_tables_are_not_augmented(trained, float64):
 @pytest.mark.parametrize(("average", "rounds"), [(0.4, 0), (0.6, 1), (1.4, 1), (1.6, 2), (3.0, 3)])
 @pytest.mark.parametrize("training", [PLAIN, dataclasses.replace(PLAIN, steps=7)], ids=["epochs", "steps"])
 def test_rounds_that_are_no_whole_number_are_rounded(average, rounds, training):
-    data = federations.federation(federations.perceptron())
+    data = federations.make_federation(federations.perceptron())
     task, part = data.common_task, examples(data, 6)
     options = {"data": part, "key": key_of(6), "training": training, "rounds": torch.tensor(average)}
     steps = train_rounds(task, classification_loss, task.model.init(new_key(0)), **options).steps

@@ -306,7 +306,7 @@ def _run_command(out: str, named: dict[str, Any], assignments: Sequence[str]) ->
 
 
 def _draw(kind: str, options: DataOptions) -> Picture:
-    """Return a picture of the data as a run with seed 0 has them."""
+    """Return a picture of the data as a run with seed 0 has it."""
     import dataclasses
 
     import numpy as np

@@ -17,11 +17,12 @@ from fedtailor.core.task import Params
 Layers = Literal["all", "head"]
 """The layers that fine-tuning trains."""
 
-TrainedPart = Literal["all", "head", "lower", "normalization", "mixing_weights"]
+TrainedPart = Literal["all", "head", "head_bias", "lower", "normalization", "mixing_weights"]
 
 _PARTS: dict[TrainedPart, str] = {
     "all": "all layers",
     "head": "the head",
+    "head_bias": "the bias of the head",
     "lower": "the lower layers",
     "normalization": "the normalization layers",
     "mixing_weights": "mixing weights",

@@ -119,7 +119,7 @@ class Algorithm(ABC, Generic[S, C, P]):
         return ()
 
     def adaptation_summary(self, *, new: bool) -> str:
-        """Put into words how a client's data are used before it predicts; ``new``: it never took part."""
+        """Put into words how a client's data is used before it predicts; ``new``: it never took part."""
         onboarding = self.onboarding if new else ()
         return describe([*onboarding, *self.adaptation])
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtailor.core.task import Task
 
 Program = Callable[[Task, Any, Any], Any]
-"""``program(task, common, row) -> output``: a pure function; common and row are trees of tensors."""
+"""``program(task, common, inputs) -> output``: a pure function; common and inputs are trees of tensors."""
 
 
 class ExampleIndices(NamedTuple):
@@ -32,7 +32,8 @@ class Job(NamedTuple):
 
     client: int
     task: Task
-    row: Any
+    inputs: Any
+    """What the program receives of this client: a tree of tensors."""
     size: int
     """Number of training examples: an estimate of the duration, and how many rows per example are kept."""
 
@@ -56,7 +57,7 @@ class Engine(Protocol):
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job, in the order of ``jobs``; :class:`Failure` where one raised.
 
-        ``common`` is the same for all clients, ``job.row`` differs.
+        ``common`` is the same for all clients, ``job.inputs`` differs.
         """
 
     def close(self) -> None:

@@ -92,7 +92,7 @@ def load_dataset(name: str, folder: str | Path = "") -> Dataset:
     name = find_name("dataset", name, DATASETS, key="data.dataset")
     known = DATASETS[name]
     dataset = _decode(name, known, data_folder(folder))
-    tested_on = "fabricated" if known.tested_on == "fabricated" else dataset.tested_on
+    tested_on = "synthetic" if known.tested_on == "synthetic" else dataset.tested_on
     complete = dataclasses.replace(
         dataset,
         license=known.license,

@@ -56,7 +56,7 @@ def build(
 
     Raises:
         ConfigError: the options do not fit the data.
-        DataError: a file is missing or damaged, or the partition is impossible on these data.
+        DataError: a file is missing or damaged, or the partition is impossible on this data.
 
     Example:
         >>> divided = build(DataOptions(partition="iid", clients=3), run_seed=0)

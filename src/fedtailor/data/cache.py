@@ -121,7 +121,7 @@ def signature_of(patterns: Iterable[str], folder: Path) -> str:
 
     It covers the folder and, for every file that matches, its path in the folder, size, times of modification and of
     change, and number in the file system, so that swapping two files of the same size and age is noticed. It also
-    covers the source of the readers, so that data decoded by another version are not used.
+    covers the source of the readers, so that data decoded by another version is not used.
 
     Args:
         patterns: relative to ``folder``, as in :class:`fedtailor.data.datasets.known.KnownDataset`.
@@ -171,7 +171,7 @@ def cached(signature: str, build: Callable[[], Dataset], *, name: str) -> Datase
         _remove_older(folder, stem)
     except OSError as reason:
         why = f"decoded data could not be kept in '{folder.parent}' ({reason.strerror or reason})"
-        note = f"{why}: every run decodes them again."
+        note = f"{why}: every run decodes it again."
         return dataclasses.replace(dataset, notes=(*dataset.notes, note))
     return dataset
 

@@ -64,8 +64,8 @@ class Dataset:
     """Rows of the official training part, which come first; -1 (all rows) without an official division."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of every file read, by its name."""
-    tested_on: Literal["original", "fabricated"] = "original"
-    """Whether the reader was tested on the original data, or on fabricated files only."""
+    tested_on: Literal["original", "synthetic"] = "original"
+    """Whether the reader was tested on the original data, or on synthetic files only."""
     official_size: int = -1
     """Rows of the whole published data set; -1: unknown."""
     partial: bool = False

@@ -66,7 +66,7 @@ def divide(options: DataOptions, *, run_seed: int, dataset: Dataset | None = Non
 
     Raises:
         ConfigError: the options do not fit the data.
-        DataError: a file is missing or damaged, or the partition is impossible on these data.
+        DataError: a file is missing or damaged, or the partition is impossible on this data.
 
     Example:
         >>> division = divide(DataOptions(partition="iid", clients=3), run_seed=0)

@@ -34,7 +34,7 @@ class DataOptions:
     color: Literal["auto", "gray", "rgb"] = "auto"
     """Your own images: auto is rgb if any image has colors."""
     partition: str = ""
-    """How examples are divided among clients; empty: natural if the data have sites, else dirichlet(alpha=0.5)."""
+    """How examples are divided among clients; empty: natural if the data has sites, else dirichlet(alpha=0.5)."""
     clients: Annotated[int, Range(ge=0)] = 0
     """Number of clients including new ones; 0: the number that the partition defines, else 20."""
     new_clients: Annotated[int, Range(ge=0)] = 0

@@ -67,7 +67,7 @@ def read_split_file(path: Path, dataset: Dataset) -> LoadedSplit:
     """
     if os.path.isdir(path):  # Path.is_dir raises if a parent folder cannot be entered
         note = (
-            f"{path}: client_*.npz files do not name the data they divide, so it is not checked that they divide "
+            f"{path}: client_*.npz files do not name the data that they divide, so nothing checks that they divide "
             f"'{dataset.name}'."
         )
         return LoadedSplit(
@@ -253,7 +253,7 @@ def _other_data(path: Path, record: SplitRecord, dataset: Dataset) -> DataError:
     return DataError(
         f"{path}: the split is of data set {show(record['dataset'])} with the digest {digest}, but data set "
         f"'{dataset.name}' has the digest '{dataset.digest}'. Its positions would select other examples. Use the data "
-        "that were divided, read with the same options, or divide these data again.",
+        "that was divided, read with the same options, or divide this data again.",
         key="data.split",
         path=str(path),
         allowed=dataset.digest,

@@ -54,7 +54,7 @@ def assemble(
         config: the experiment.
         seed: the run's seed.
         dataset: in place of loading the data set that ``config`` names.
-        progress: is told how far the data are prepared.
+        progress: is told how far the data is prepared.
 
     Raises:
         ConfigError: an option is wrong.

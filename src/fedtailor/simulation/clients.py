@@ -74,7 +74,7 @@ class Clients(Protocol):
     def train(
         self, request: TrainRequest, shared: Any, clients: Sequence[int], round: int
     ) -> Iterator[tuple[int, TrainReply | Failure]]:
-        """Run a round of some clients, who receive ``shared`` and their own rows."""
+        """Run a round of some clients, who receive ``shared`` and their own per-client values."""
 
     def accept(self, client: int) -> None:
         """Make what the client's round left its state; called before the next reply of :meth:`train` is taken.
@@ -82,8 +82,8 @@ class Clients(Protocol):
         A client whose round is not accepted is as it was before the round.
         """
 
-    def update_rows(self, rows: Mapping[int, Any]) -> None:
-        """Replace the rows that clients receive beside the broadcast, by client."""
+    def update_per_client(self, values: Mapping[int, Any]) -> None:
+        """Replace what single clients receive beside the broadcast (``download.per_client``), by client."""
 
     def score(
         self, request: ScoreRequest, model: Any, clients: Sequence[int], round: int
@@ -123,14 +123,14 @@ class LocalClients:
             federation: their data.
             engine: runs their programs.
             seed: of every random number but those of the data.
-            storage: where states, rows and personal models are kept.
+            storage: where states, per-client values and personal models are kept.
         """
         self.algorithm = algorithm
         self.federation = federation
         self.engine = engine
         self.seed = seed
         self.states = storage("states")
-        self.rows = storage("rows")
+        self.per_client = storage("per_client")
         self.personal = storage("personal")
         self._trained: dict[int, Any] = {}
         engine.begin_run()
@@ -157,9 +157,9 @@ class LocalClients:
         """Make what the client's round left its state."""
         self.states[client] = self._trained.pop(client)
 
-    def update_rows(self, rows: Mapping[int, Any]) -> None:
-        """Replace the rows of clients."""
-        self.rows.update(rows)
+    def update_per_client(self, values: Mapping[int, Any]) -> None:
+        """Replace the per-client values of some clients."""
+        self.per_client.update(values)
 
     def score(
         self, request: ScoreRequest, model: Any, clients: Sequence[int], round: int
@@ -240,9 +240,9 @@ class LocalClients:
         else:
             key = rng.new_key(self.seed, client=client, purpose="init_client")
             state = self.algorithm.init_client(task, info, key)
-        if client in self.rows:
-            row = self.rows[client]
+        if client in self.per_client:
+            per_client = self.per_client[client]
         else:
             key = rng.new_key(self.seed, client=client, purpose="init_per_client")
-            row = self.algorithm.init_per_client(task, info, key)
-        return client_inputs(client, self.federation.splits[client], info, state, row)
+            per_client = self.algorithm.init_per_client(task, info, key)
+        return client_inputs(client, self.federation.splits[client], info, state, per_client)

@@ -76,7 +76,7 @@ class ClientInputs(NamedTuple):
 
 
 def client_inputs(client: int, split: Split, info: ClientInfo, state: Any, per_client: Any) -> ClientInputs:
-    """Return the inputs of a client from its split, the counts of its data, its state and its row."""
+    """Return the inputs of a client from its split, the counts of its data, its state and its per-client value."""
     return ClientInputs(
         client=torch.tensor(client),
         info=info,
@@ -92,34 +92,39 @@ def _examples(common: SharedInputs, part: ExampleIndices) -> ExampleSet:
     return ExampleSet(common.x, common.y, part.rows, part.weight, common.scale)
 
 
-def _data(common: SharedInputs, row: ClientInputs) -> ClientData:
-    return ClientData(_examples(common, row.train), _examples(common, row.val), row.info)
+def _data(common: SharedInputs, inputs: ClientInputs) -> ClientData:
+    return ClientData(_examples(common, inputs.train), _examples(common, inputs.val), inputs.info)
 
 
-def client_key(common: SharedInputs, row: ClientInputs, purpose: str) -> Key:
+def client_key(common: SharedInputs, inputs: ClientInputs, purpose: str) -> Key:
     """Return the key of (seed, round, client, purpose)."""
-    return Key(common.seed, common.round, row.client, torch.zeros((), dtype=torch.int64), 0).fold(purpose)
+    return Key(common.seed, common.round, inputs.client, torch.zeros((), dtype=torch.int64), 0).fold(purpose)
 
 
 def train_program(
-    task: Task, common: SharedInputs, row: ClientInputs, *, algorithm: Algorithm[Any, Any, Any], request: TrainRequest
+    task: Task,
+    common: SharedInputs,
+    inputs: ClientInputs,
+    *,
+    algorithm: Algorithm[Any, Any, Any],
+    request: TrainRequest,
 ) -> tuple[Any, Any, dict[str, Tensor], Scores | tuple[()]]:
     """Run a client's round; return new state, upload, metrics, and scores at the point ``local``."""
     task = algorithm.bind(task)
-    key = client_key(common, row, "train")
-    download = Download(common.shared, row.per_client)
-    update = algorithm.local_update(task, download, row.state, _data(common, row), key)
+    key = client_key(common, inputs, "train")
+    download = Download(common.shared, inputs.per_client)
+    update = algorithm.local_update(task, download, inputs.state, _data(common, inputs), key)
     has_model = not (isinstance(update.personal, tuple) and update.personal == ())
     scores: Scores | tuple[()] = ()
     if request.evaluate and has_model:
-        scores = score_model(task, common, row, update.personal, row.test, algorithm=algorithm)
+        scores = score_model(task, common, inputs, update.personal, inputs.test, algorithm=algorithm)
     return update.state, update.upload, dict(update.metrics), scores
 
 
 def personalize_program(
     task: Task,
     common: SharedInputs,
-    row: ClientInputs,
+    inputs: ClientInputs,
     *,
     algorithm: Algorithm[Any, Any, Any],
     request: PersonalizeRequest,
@@ -130,21 +135,23 @@ def personalize_program(
     see test examples.
     """
     task = algorithm.bind(task)
-    download = Download(common.shared, row.per_client)
-    data = _data(common, row)
-    state = row.state
+    download = Download(common.shared, inputs.per_client)
+    data = _data(common, inputs)
+    state = inputs.state
     steps: Tensor | int = 0
     if request.new:
-        onboarded = algorithm.onboard(task, download, row.info, data, client_key(common, row, "onboard"))
+        onboarded = algorithm.onboard(task, download, inputs.info, data, client_key(common, inputs, "onboard"))
         if not isinstance(onboarded, Onboarded):
             raise TypeError(f"onboard must return Onboarded(state, steps), got {type(onboarded).__name__}")
         state, steps = onboarded
-    personal = algorithm.personalize(task, download, state, data, client_key(common, row, "personalize"))
-    personal = present_first(personal, row.train.weight)
-    parts = {"clients": row.test}
+    personal = algorithm.personalize(task, download, state, data, client_key(common, inputs, "personalize"))
+    personal = present_first(personal, inputs.train.weight)
+    parts = {"clients": inputs.test}
     if request.validate:
-        parts["validation"] = row.val
-    scores = {name: score_model(task, common, row, personal, part, algorithm=algorithm) for name, part in parts.items()}
+        parts["validation"] = inputs.val
+    scores = {
+        name: score_model(task, common, inputs, personal, part, algorithm=algorithm) for name, part in parts.items()
+    }
     numbers = dict(algorithm.diagnostics(task, personal))
     if request.new:
         numbers["steps"] = numbers.get("steps", torch.zeros((), dtype=torch.int64)) + steps
@@ -152,17 +159,22 @@ def personalize_program(
 
 
 def score_program(
-    task: Task, common: SharedInputs, row: ClientInputs, *, algorithm: Algorithm[Any, Any, Any], request: ScoreRequest
+    task: Task,
+    common: SharedInputs,
+    inputs: ClientInputs,
+    *,
+    algorithm: Algorithm[Any, Any, Any],
+    request: ScoreRequest,
 ) -> Scores:
     """Score the model in ``common.shared`` on a client's test examples."""
     task = algorithm.bind(task)
-    return score_model(task, common, row, common.shared, row.test, algorithm=algorithm)
+    return score_model(task, common, inputs, common.shared, inputs.test, algorithm=algorithm)
 
 
 def score_model(
     task: Task,
     common: SharedInputs,
-    row: ClientInputs,
+    inputs: ClientInputs,
     personal: Any,
     part: ExampleIndices,
     *,
@@ -170,7 +182,7 @@ def score_model(
 ) -> Scores:
     """Score a model on some of a client's examples."""
     examples = _examples(common, part)
-    key = client_key(common, row, "predict")
+    key = client_key(common, inputs, "predict")
     logits = forward(task, partial(_predict, algorithm), personal, examples, key=key)
     return score(logits, examples.labels(), examples.weight, task.num_classes)
 

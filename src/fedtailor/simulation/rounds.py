@@ -22,7 +22,7 @@ from fedtailor.simulation.clients import Clients, LocalClients, Storage, TrainRe
 from fedtailor.simulation.evaluation import evaluate_global, evaluate_personalized
 from fedtailor.simulation.programs import TrainRequest
 from fedtailor.simulation.quarantine import describe, refuse_total_failure, refuse_total_quarantine
-from fedtailor.simulation.report import Evaluation, RoundReport, RunState, record, whole_sum
+from fedtailor.simulation.report import Evaluation, RoundReport, RunState, add_event, record, whole_sum
 
 
 def simulate(
@@ -44,7 +44,7 @@ def simulate(
         engine: runs the clients' programs.
         schedule: how long, who takes part, when models are evaluated.
         seed: of every random number but those of the data.
-        storage: where clients' states, rows and personal models are kept.
+        storage: where clients' states, per-client values and personal models are kept.
 
     Raises:
         ConfigError: the schedule or the clients' tasks do not fit the algorithm.
@@ -96,7 +96,7 @@ def federate(
             report.seconds["train"] = time.perf_counter() - start
 
             start = time.perf_counter()
-            clients.update_rows(server.aggregate(report, training.uploads))
+            clients.update_per_client(server.aggregate(report, training.uploads))
             report.seconds["aggregate"] = time.perf_counter() - start
 
             start = time.perf_counter()
@@ -221,11 +221,11 @@ class _Server:
         """Enter a client's reply into the report; return whether the client's round is accepted."""
         if isinstance(reply, Failure):
             training.failures.append((client, reply))
-            _add_quarantine(report, client, describe(reply))
+            add_event(report, "failed", client, f"local_update: {describe(reply)}")
             return False
         problem = problem_with(reply.upload, self.messages) or reply.problem
         if problem is not None:
-            _add_quarantine(report, client, str(problem))
+            add_event(report, "quarantine", client, str(problem))
             return False
         report.trained.append(client)
         record(report.metrics, client, reply.metrics)
@@ -295,18 +295,18 @@ class _Server:
         return state.rounds_without_update >= _MOST_ROUNDS_WITHOUT_UPDATE
 
     def aggregate(self, report: RoundReport, uploads: dict[int, Upload]) -> dict[int, tree.Tree]:
-        """Reduce the uploads in the order of client ids and update the server state; return new rows by client."""
+        """Reduce the uploads in the order of client ids and update the server state; return new per-client values."""
         ids = sorted(uploads)
         if not ids:
             return {}
         names = [name for name, declared in self.messages.items() if declared.reduction != "none"]
         received = {name: reduce_field([uploads[client][name] for client in ids]) for name in names}
         cohort = self._cohort(report.round, ids)
-        server, rows = self.algorithm.aggregate(self.state.server, received, cohort)
+        server, stacked = self.algorithm.aggregate(self.state.server, received, cohort)
         self.state = replace(self.state, server=server)
-        if not tree.leaves(rows):
+        if not tree.leaves(stacked):
             return {}
-        return dict(zip(ids, tree.unstack(rows, len(ids)), strict=True))
+        return dict(zip(ids, tree.unstack(stacked, len(ids)), strict=True))
 
     def evaluate(self, report: RoundReport, clients: Clients) -> None:
         """Run the evaluations that are due."""
@@ -331,7 +331,3 @@ class _Server:
         """Make the state after the round part of its report."""
         self.state = replace(self.state, round=report.round)
         report.state = self.state
-
-
-def _add_quarantine(report: RoundReport, client: int, reason: str) -> None:
-    report.events.append({"kind": "quarantine", "round": report.round, "client": client, "reason": reason})

@@ -86,7 +86,7 @@ class Case:
 
     def federation(self, model: str = "mlp") -> Federation:
         """Return a new copy of the uneven federation: an algorithm may have changed an earlier one."""
-        return federations.federation(self.task(model))
+        return federations.make_federation(self.task(model))
 
     def run(self, engine: Engine, federation: Federation | None = None, **options: Any) -> Trace:
         """Run the algorithm; global random states are the same in every run."""
@@ -157,7 +157,7 @@ class Case:
 
     def _lessons(self, rounds: int) -> list[Lesson]:
         """Return the lesson of known clients, and that of new clients."""
-        federation = federations.federation(self.task(), (24, 36, 30, 40), (30, 24), distance=3.0, test_size=40)
+        federation = federations.make_federation(self.task(), (24, 36, 30, 40), (30, 24), distance=3.0, test_size=40)
         algorithm = replace(self.algorithm, training=replace(TRAINING, epochs=3, lr=0.1, batch_size=10))
         seed_globally(1)
         trace = run(algorithm, Reference(), federation, rounds=rounds, evaluate_every=0, personalized_every=0)

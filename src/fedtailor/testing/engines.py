@@ -55,8 +55,8 @@ class Padded:
         total = len(common.y)
         padded = []
         for job in jobs:
-            inputs = job.row._replace(train=_pad(job.row.train, total), test=_pad(job.row.test, total))
-            padded.append(job._replace(row=inputs))
+            inputs = job.inputs._replace(train=_pad(job.inputs.train, total), test=_pad(job.inputs.test, total))
+            padded.append(job._replace(inputs=inputs))
         return self.engine.map(program, common, padded)
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Guarding:
         """
         inputs = common._asdict()
         for job in jobs:
-            inputs[f"client {job.client}"] = job.row
+            inputs[f"client {job.client}"] = job.inputs
         before = tree.map(torch.clone, inputs)
         outputs = self.engine.map(program, common, jobs)
         try:

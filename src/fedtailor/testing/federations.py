@@ -43,7 +43,7 @@ def module(*, bias: bool = True) -> Task:
 TASKS = {"mlp": perceptron, "cnn": convolutional, "module": module}
 
 
-def federation(
+def make_federation(
     task: Task,
     sizes: Sequence[int] = SIZES,
     new_sizes: Sequence[int] = NEW_SIZES,

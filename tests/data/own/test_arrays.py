@@ -134,7 +134,7 @@ def test_duplicates_are_not_looked_for_among_too_many_rows(tmp_path: Path, monke
     monkeypatch.setattr("fedtailor.data.own.duplicates.MAX_ROWS", 3)
     dataset, findings = read(tmp_path)
     assert dataset is not None and findings.problems == []
-    assert findings.notes == ["Duplicates were not searched: there are more than 3 rows."]
+    assert findings.notes == ["Duplicates were not searched for: there are more than 3 rows."]
 
 
 def test_channels_first_are_moved_and_said(tmp_path: Path) -> None:

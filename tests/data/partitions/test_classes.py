@@ -16,7 +16,7 @@ from fedtailor.data.partitions.cycle import deal_cycle
 
 CIFAR10 = np.repeat(np.arange(10), 6000)
 
-worlds = st.fixed_dictionaries(
+divisions = st.fixed_dictionaries(
     {
         "annotations": st.lists(st.integers(0, 4), min_size=12, max_size=200).map(np.array).map(Annotations),
         "clients": st.integers(1, 6),
@@ -26,14 +26,14 @@ worlds = st.fixed_dictionaries(
 
 
 @settings(deadline=None, max_examples=60)
-@given(worlds, st.integers(1, 5))
-def test_every_client_holds_k_classes_evenly(world: dict[str, Any], k: int) -> None:
-    labels = world["annotations"].labels
+@given(divisions, st.integers(1, 5))
+def test_every_client_holds_k_classes_evenly(division: dict[str, Any], k: int) -> None:
+    labels = division["annotations"].labels
     counts = np.bincount(labels, minlength=5)
     present = np.count_nonzero(counts)
-    holders = -(-k * world["clients"] // present)
-    assume(k <= present <= k * world["clients"] and counts[counts > 0].min() >= holders)
-    held = [set(labels[part].tolist()) for part in Classes(k=k).divide(**world)]
+    holders = -(-k * division["clients"] // present)
+    assume(k <= present <= k * division["clients"] and counts[counts > 0].min() >= holders)
+    held = [set(labels[part].tolist()) for part in Classes(k=k).divide(**division)]
     assert all(len(each) == k for each in held)
     by_class = [sum(label in each for each in held) for label in np.flatnonzero(counts)]
     assert max(by_class) - min(by_class) <= 1

@@ -20,7 +20,7 @@ from fedtailor.data.partitions.iid import Iid
 CIFAR10 = np.repeat(np.arange(10), 6000)
 CIFAR100 = np.repeat(np.arange(100), 600)
 
-worlds = st.fixed_dictionaries(
+divisions = st.fixed_dictionaries(
     {
         "annotations": st.lists(st.integers(0, 4), min_size=12, max_size=200).map(np.array).map(Annotations),
         "clients": st.integers(1, 6),
@@ -30,19 +30,19 @@ worlds = st.fixed_dictionaries(
 
 
 @settings(deadline=None, max_examples=40)
-@given(worlds)
-def test_iid_parts_are_equal_in_size(world: dict[str, Any]) -> None:
-    sizes = [len(part) for part in Iid().divide(**world)]
-    assert max(sizes) - min(sizes) <= 1 and sum(sizes) == len(world["annotations"].labels)
+@given(divisions)
+def test_iid_parts_are_equal_in_size(division: dict[str, Any]) -> None:
+    sizes = [len(part) for part in Iid().divide(**division)]
+    assert max(sizes) - min(sizes) <= 1 and sum(sizes) == len(division["annotations"].labels)
 
 
 @settings(deadline=None, max_examples=40)
-@given(worlds, st.floats(1, 10), st.floats(0, 1))
-def test_dirichlet_parts_have_the_minimum_size(world: dict[str, Any], alpha: float, share: float) -> None:
-    min_size = 0.5 * share * len(world["annotations"].labels) / world["clients"]
-    parts = Dirichlet(alpha=alpha, min_size=min_size).divide(**world)
+@given(divisions, st.floats(1, 10), st.floats(0, 1))
+def test_dirichlet_parts_have_the_minimum_size(division: dict[str, Any], alpha: float, share: float) -> None:
+    min_size = 0.5 * share * len(division["annotations"].labels) / division["clients"]
+    parts = Dirichlet(alpha=alpha, min_size=min_size).divide(**division)
     assert min(len(part) for part in parts) >= min_size
-    assert sorted(np.concatenate(parts).tolist()) == list(range(len(world["annotations"].labels)))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(division["annotations"].labels)))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fedtailor.data.partitions.dealing import hand_out, positions_by_value
 from fedtailor.data.partitions.text import parse_partition
 
 
-def world(rows: int = 480, seed: int = 0, skew: float = 0.0) -> Annotations:
+def some_annotations(rows: int = 480, seed: int = 0, skew: float = 0.0) -> Annotations:
     """Return 4 labels with 3 subclasses each in 2 domains; with ``skew``, later classes are rarer."""
     generator = np.random.default_rng(seed)
     weights = np.exp(-skew * np.arange(12) / 12)
@@ -54,7 +54,7 @@ def test_every_partition_is_among_the_examples() -> None:
 @settings(deadline=None, max_examples=8)
 @given(st.integers(0, 2**40), st.sampled_from([0.0, 1.0]))
 def test_parts_are_disjoint_and_reproducible(text: str, seed: int, skew: float) -> None:
-    partition, annotations, clients = parse_partition(text), world(skew=skew), EXAMPLES[text]
+    partition, annotations, clients = parse_partition(text), some_annotations(skew=skew), EXAMPLES[text]
     columns = [column for column in annotations if column is not None]
     before = [column.copy() for column in columns]
     parts = partition.divide(annotations, clients=clients, seed=seed)
@@ -73,7 +73,7 @@ def test_parts_are_disjoint_and_reproducible(text: str, seed: int, skew: float) 
 @pytest.mark.parametrize("text", [text for text in EXAMPLES if text != "natural"])
 def test_another_seed_gives_another_partition(text: str) -> None:
     divide = parse_partition(text).divide
-    one, other = (divide(world(), clients=EXAMPLES[text], seed=seed) for seed in (0, 1))
+    one, other = (divide(some_annotations(), clients=EXAMPLES[text], seed=seed) for seed in (0, 1))
     assert any(set(first.tolist()) != set(second.tolist()) for first, second in zip(one, other, strict=True))
 
 
@@ -102,7 +102,7 @@ def default(text: str) -> Callable[[Annotations], int | None]:
 
 
 def test_only_partitions_by_domain_have_their_own_number_of_clients() -> None:
-    own = {text: default(text)(world()) for text in EXAMPLES}
+    own = {text: default(text)(some_annotations()) for text in EXAMPLES}
     assert {text: number for text, number in own.items() if number} == {
         "natural": 2,
         "domains(per_domain=3, alpha=1, min_size=4)": 6,

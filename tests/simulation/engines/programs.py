@@ -13,7 +13,7 @@ from fedtailor.simulation.programs import SharedInputs
 from fedtailor.training.step_runner import current_runner
 
 
-class Row(NamedTuple):
+class Inputs(NamedTuple):
     """What these programs know of a client."""
 
     client: torch.Tensor
@@ -31,7 +31,7 @@ class Picky(Exception):
 def job(client, size=1, task=None, state=()):
     """Return a job whose examples are numbered 1 to ``size``, of weight 1."""
     examples = ExampleIndices(torch.arange(1, size + 1), torch.ones(size))
-    return Job(client, task, Row(torch.tensor(client), examples, state), size)
+    return Job(client, task, Inputs(torch.tensor(client), examples, state), size)
 
 
 def data(x, y=None, shared=()):
@@ -40,21 +40,21 @@ def data(x, y=None, shared=()):
     return SharedInputs(x, torch.arange(len(x)) if y is None else y, torch.empty(3, 0), *words, shared)
 
 
-def total(task, common, row):
+def total(task, common, inputs):
     """Return the client, and the sum of its examples times a common factor."""
-    value = (row.train.rows * row.train.weight).sum() * common["factor"]
-    return {"client": row.client, "sum": (value,), "state": row.state}
+    value = (inputs.train.rows * inputs.train.weight).sum() * common["factor"]
+    return {"client": inputs.client, "sum": (value,), "state": inputs.state}
 
 
-def faulty(task, common, row):
-    if int(row.client) == 1:
+def faulty(task, common, inputs):
+    if int(inputs.client) == 1:
         raise ValueError("client 1")
-    if int(row.client) == 4:
+    if int(inputs.client) == 4:
         raise Picky(client=4)
-    return total(task, common, row)
+    return total(task, common, inputs)
 
 
-def runner_is_new(task, common, row):
+def runner_is_new(task, common, inputs):
     """Return whether no program has met this runner of training steps before."""
     runner = current_runner()
     met = hasattr(runner, "met")
@@ -62,21 +62,21 @@ def runner_is_new(task, common, row):
     return torch.tensor(not met)
 
 
-def deadly(task, common, row):
-    if int(row.client) == 2:
+def deadly(task, common, inputs):
+    if int(inputs.client) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    return row.client
+    return inputs.client
 
 
-def interrupted(task, common, row):
+def interrupted(task, common, inputs):
     raise KeyboardInterrupt
 
 
-def unreadable(task, common, row):
-    return {"function": lambda: 0} if int(row.client) == 1 else row.client
+def unreadable(task, common, inputs):
+    return {"function": lambda: 0} if int(inputs.client) == 1 else inputs.client
 
 
-def look(task, common, row):
+def look(task, common, inputs):
     """Return what the process is like."""
     print("this must not disturb the answers")
     ignores = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -92,33 +92,34 @@ def look(task, common, row):
     }
 
 
-def layouts(task, common, row):
+def layouts(task, common, inputs):
     """Return the layout of every tensor of the common part as it arrived, and the tensors themselves."""
     return {name: (t.stride(), t.data_ptr() % 64, t) for name, t in common.items()}
 
 
-def tables(task, common, row):
+def tables(task, common, inputs):
     """Return what a program sees of the data."""
     x = common.x
-    return x.stride(), x.is_contiguous(memory_format=torch.channels_last), x[row.train.rows].clone(), common.y.clone()
+    own = x[inputs.train.rows].clone()
+    return x.stride(), x.is_contiguous(memory_format=torch.channels_last), own, common.y.clone()
 
 
-def classes(task, common, row):
+def classes(task, common, inputs):
     """Return the number of classes, and which task of which process this is."""
     return task.num_classes, os.getpid(), id(task)
 
 
-def meet(task, common, row):
+def meet(task, common, inputs):
     """Wait until two clients have come."""
-    Path(common, str(int(row.client))).touch()
+    Path(common, str(int(inputs.client))).touch()
     end = time.monotonic() + 60
     while len(list(Path(common).iterdir())) < 2:
         assert time.monotonic() < end
         time.sleep(0.01)
-    return row.client
+    return inputs.client
 
 
-def slow(task, common, row):
+def slow(task, common, inputs):
     """Note which process starts, and take a while."""
     with open(common.shared, "a") as file:
         file.write(f"{os.getpid()}\n")

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from federations import federation, perceptron
+from federations import make_federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core.participation import Participation
 from fedtailor.core.schedule import Schedule
@@ -19,15 +19,15 @@ from fedtailor.simulation.engines.auto import choose, expected_steps, obstacle, 
 from fedtailor.simulation.engines.build import choose_engine
 from fedtailor.simulation.engines.options import EngineOptions
 
-WORLD = federation(perceptron(), sizes=(10, 20, 30, 40, 0), new_sizes=(1000,))
+WORLD = make_federation(perceptron(), sizes=(10, 20, 30, 40, 0), new_sizes=(1000,))
 TRAINING = Training(epochs=5, batch_size=10)  # 15 steps on the client of 30 examples
 LONG = Schedule(rounds=10_000)
 
 
-def chosen(seconds, schedule=LONG, workers=2, algorithm=None, world=WORLD):
+def chosen(seconds, schedule=LONG, workers=2, algorithm=None, federation=WORLD):
     """Return the choice for steps of a length."""
     algorithm = algorithm or FedAvg(training=TRAINING)
-    return choose(algorithm, world, schedule, workers, measure=lambda *_: seconds)
+    return choose(algorithm, federation, schedule, workers, measure=lambda *_: seconds)
 
 
 def test_short_steps_of_a_long_run_get_processes():
@@ -91,9 +91,9 @@ def test_expected_steps(training, draw, train, steps):
 
 
 def test_nobody_who_trains():
-    world = federation(perceptron(), sizes=(0, 0), new_sizes=())
-    assert expected_steps(FedAvg(), world, LONG) == 0
-    assert chosen(0.0, world=world).engine.name == "workers"
+    federation = make_federation(perceptron(), sizes=(0, 0), new_sizes=())
+    assert expected_steps(FedAvg(), federation, LONG) == 0
+    assert chosen(0.0, federation=federation).engine.name == "workers"
 
 
 def test_a_step_is_timed_on_the_client_of_median_size(monkeypatch):

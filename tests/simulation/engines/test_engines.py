@@ -25,7 +25,7 @@ ENGINES = {"reference": Reference(), "workers 1": Workers(1), "workers 3": Worke
 every_engine = pytest.mark.parametrize("engine", ENGINES.values(), ids=list(ENGINES))
 
 
-class Row(NamedTuple):
+class Inputs(NamedTuple):
     client: torch.Tensor
     train: ExampleIndices
     state: dict
@@ -35,7 +35,7 @@ def job(client, size=None, task=None):
     """Return a job whose examples are numbered 1 to ``size``, of weight 1."""
     size = client if size is None else size
     examples = ExampleIndices(torch.arange(1, size + 1), torch.ones(size))
-    return Job(client, task or TASK, Row(torch.tensor(client), examples, {"a": (torch.ones(2),), "b": ()}), size)
+    return Job(client, task or TASK, Inputs(torch.tensor(client), examples, {"a": (torch.ones(2),), "b": ()}), size)
 
 
 TASK = perceptron()
@@ -46,10 +46,10 @@ def jobs():
     return [job(client, size) for client, size in enumerate(SIZES)]
 
 
-def total(task, common, row):
+def total(task, common, inputs):
     """Return the client, and the sum of its examples times a common factor."""
-    value = (row.train.rows * row.train.weight).sum() * common["factor"]
-    return {"client": row.client, "sum": (value,), "state": row.state}
+    value = (inputs.train.rows * inputs.train.weight).sum() * common["factor"]
+    return {"client": inputs.client, "sum": (value,), "state": inputs.state}
 
 
 COMMON = {"factor": torch.tensor(2.0)}
@@ -74,10 +74,10 @@ def test_a_closed_engine_can_be_used_again(engine):
     assert len(engine.map(total, COMMON, jobs())) == len(SIZES)
 
 
-def faulty(task, common, row):
-    if int(row.client) in (1, 4):
-        raise ValueError(f"client {int(row.client)}")
-    return total(task, common, row)
+def faulty(task, common, inputs):
+    if int(inputs.client) in (1, 4):
+        raise ValueError(f"client {int(inputs.client)}")
+    return total(task, common, inputs)
 
 
 @pytest.mark.filterwarnings("ignore:engine .batched. runs clients one by one:RuntimeWarning")
@@ -92,7 +92,7 @@ def test_a_failing_client_fails_alone(engine):
 
 @every_engine
 def test_interruption_is_no_failure_of_a_client(engine):
-    def interrupted(task, common, row):
+    def interrupted(task, common, inputs):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -105,9 +105,9 @@ def test_one_thread_within_and_as_before_after(engine):
     seen = set()
     torch.set_num_threads(2)
 
-    def look(task, common, row):
+    def look(task, common, inputs):
         seen.add(torch.get_num_threads())
-        return row.client
+        return inputs.client
 
     try:
         engine.map(look, COMMON, jobs())
@@ -127,10 +127,10 @@ def test_workers_start_the_longest_first_ties_by_position():
     started = []
     lock = threading.Lock()
 
-    def note(task, common, row):
+    def note(task, common, inputs):
         with lock:
-            started.append(int(row.client))
-        return row.client
+            started.append(int(inputs.client))
+        return inputs.client
 
     Workers(1).map(note, COMMON, jobs())
     assert started == [2, 4, 0, 5, 3, 1]
@@ -140,9 +140,9 @@ def test_workers_run_at_the_same_time():
     """Two clients that wait for each other: both must be running."""
     meeting = threading.Barrier(2, timeout=30)
 
-    def meet(task, common, row):
+    def meet(task, common, inputs):
         meeting.wait()
-        return row.client
+        return inputs.client
 
     outputs = Workers(2).map(meet, COMMON, [job(1), job(2)])
     assert [int(output) for output in outputs] == [1, 2]
@@ -152,12 +152,12 @@ def test_an_interrupted_map_starts_no_further_client():
     started = []
     release = threading.Event()
 
-    def program(task, common, row):
-        started.append(int(row.client))
+    def program(task, common, inputs):
+        started.append(int(inputs.client))
         if len(started) == 1:
             raise KeyboardInterrupt
         release.wait(0.2)
-        return row.client
+        return inputs.client
 
     with pytest.raises(KeyboardInterrupt):
         Workers(1).map(program, COMMON, [job(client, 100 - client) for client in range(40)])
@@ -176,8 +176,8 @@ def test_blocks_hold_clients_of_one_task_and_similar_size():
 def test_tasks_of_their_own_reach_the_program():
     other = perceptron()._replace(num_classes=7)
 
-    def scaled(task, common, row):
-        return row.client * task.num_classes
+    def scaled(task, common, inputs):
+        return inputs.client * task.num_classes
 
     outputs = Batched(8).map(scaled, COMMON, [job(1), job(2, 2, other)])
     assert [int(output) for output in outputs] == [3, 14]
@@ -186,9 +186,9 @@ def test_tasks_of_their_own_reach_the_program():
 def test_stacks_are_run_once(monkeypatch):
     calls = []
 
-    def count(task, common, row):
-        calls.append(row.train.rows.shape)
-        return total(task, common, row)
+    def count(task, common, inputs):
+        calls.append(inputs.train.rows.shape)
+        return total(task, common, inputs)
 
     Batched(4).map(count, COMMON, jobs())
     assert calls == [(7,), (1,)]  # six clients in blocks of four and two, padded to the longest of each
@@ -208,15 +208,15 @@ def test_outputs_do_not_share_memory():
 def test_rows_of_other_structure_run_one_by_one():
     """States may differ in shape where tasks do; such clients cannot be stacked, but they can be run."""
     odd = job(3)
-    odd = odd._replace(row=odd.row._replace(state={"a": (torch.ones(5),), "b": ()}))
+    odd = odd._replace(inputs=odd.inputs._replace(state={"a": (torch.ones(5),), "b": ()}))
     outputs = Batched(8).map(total, COMMON, [job(1), odd])
     assert [output["state"]["a"][0].numel() for output in outputs] == [2, 5]
 
 
 @every_engine
 def test_gradients_are_off_or_on_as_the_program_says(engine):
-    def slope(task, common, row):
-        return torch.func.grad(lambda w: w * w)(row.client.float())
+    def slope(task, common, inputs):
+        return torch.func.grad(lambda w: w * w)(inputs.client.float())
 
     assert [float(output) for output in engine.map(slope, COMMON, jobs())] == [0, 2, 4, 6, 8, 10]
 
@@ -249,8 +249,8 @@ def test_listing_engines_does_not_import_torch():
     assert found.stdout.split() == ["5", "False"]
 
 
-def given(task, common, row):
-    return row
+def given(task, common, inputs):
+    return inputs
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -273,14 +273,14 @@ def test_threads_stay_until_the_engine_is_closed_and_a_forked_process_has_its_ow
 
 
 def test_padding_has_weight_zero():
-    stacked = batched._stack([job(2).row, job(4).row])
+    stacked = batched._stack([job(2).inputs, job(4).inputs])
     assert stacked.train.rows.tolist() == [[1, 2, 0, 0], [1, 2, 3, 4]]
     assert stacked.train.weight.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
 
 
 def test_a_program_that_cannot_be_stacked_runs_one_by_one_with_a_warning():
-    def program(task, common, row):
-        return row * 2 if float(row) > 0 else row  # branches on data
+    def program(task, common, inputs):
+        return inputs * 2 if float(inputs) > 0 else inputs  # branches on data
 
     task = SimpleNamespace(model=None)
     jobs = [Job(client, task, torch.tensor(float(client)), 1) for client in range(3)]
@@ -288,11 +288,11 @@ def test_a_program_that_cannot_be_stacked_runs_one_by_one_with_a_warning():
         assert [float(output) for output in Batched(3).map(program, (), jobs)] == [0.0, 2.0, 4.0]
 
 
-def needs_much_memory(task, common, row):
+def needs_much_memory(task, common, inputs):
     """Ask for memory that no machine has if there are many clients."""
-    if torch._C._functorch.is_batchedtensor(row):
+    if torch._C._functorch.is_batchedtensor(inputs):
         torch.empty(2**60)
-    return row + 1
+    return inputs + 1
 
 
 def test_too_much_memory_for_a_stack_is_answered_by_the_block_to_set():

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from contract.cases import build
-from federations import TASKS, federation, perceptron
+from federations import TASKS, make_federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core import tree
 from fedtailor.core.engine import Failure
@@ -49,35 +49,35 @@ def pool():
 
 @pytest.mark.parametrize("algorithm", ["pfedfda", "fedrep", "fedpac", "knn_per", "scaffold", "pfedvem", "fedcr"])
 def test_same_bits_as_reference(pool, algorithm):
-    world = federation(perceptron())
-    assert_same_runs(run(build(algorithm), Reference(), world), run(build(algorithm), pool, world))
+    federation = make_federation(perceptron())
+    assert_same_runs(run(build(algorithm), Reference(), federation), run(build(algorithm), pool, federation))
 
 
 @pytest.mark.parametrize("model", ["cnn", "module"])
 def test_same_bits_with_convolutions_and_dropout(pool, model):
-    world = federation(TASKS[model]())
-    assert_same_runs(run(build("fedavg_ft"), Reference(), world), run(build("fedavg_ft"), pool, world))
+    federation = make_federation(TASKS[model]())
+    assert_same_runs(run(build("fedavg_ft"), Reference(), federation), run(build("fedavg_ft"), pool, federation))
 
 
 def test_same_bits_in_float64(pool, float64):
-    world = federation(perceptron())
-    first = run(build("fedavg_ft"), Reference(), world)
-    assert_same_runs(first, run(build("fedavg_ft"), pool, world))
+    federation = make_federation(perceptron())
+    first = run(build("fedavg_ft"), Reference(), federation)
+    assert_same_runs(first, run(build("fedavg_ft"), pool, federation))
     assert float64 in {leaf.dtype for leaf in tree.leaves(first.reports[-1].personal[0])}
 
 
 def test_two_federations_in_turn(pool):
-    worlds = [federation(perceptron(), seed=seed) for seed in (1, 2)]
-    for world in (*worlds, *worlds):
+    both = [make_federation(perceptron(), seed=seed) for seed in (1, 2)]
+    for federation in (*both, *both):
         engines = Reference(), pool
-        assert_same_runs(*(run(build("fedavg"), engine, world, rounds=1) for engine in engines))
+        assert_same_runs(*(run(build("fedavg"), engine, federation, rounds=1) for engine in engines))
 
 
 def test_clients_with_tasks_of_their_own(pool):
-    world = federation(perceptron())
+    federation = make_federation(perceptron())
     others = [TASKS["mlp"](), TASKS["module"]()]
-    world = replace(world, client_tasks=[others[client % 2] for client in range(len(world.splits))])
-    assert_same_runs(run(build("local"), Reference(), world), run(build("local"), pool, world))
+    federation = replace(federation, client_tasks=[others[client % 2] for client in range(len(federation.splits))])
+    assert_same_runs(run(build("local"), Reference(), federation), run(build("local"), pool, federation))
 
 
 # What an engine does
@@ -326,8 +326,8 @@ def test_a_model_of_the_current_folder_is_found(pool, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     pool.map(programs.total, COMMON, [job(0), job(1)])  # its processes run already
-    world = federation(TASK._replace(model=build_model("my_own_network:network", (4,), 3)))
-    assert_same_runs(run(build("fedavg"), Reference(), world), run(build("fedavg"), pool, world))
+    federation = make_federation(TASK._replace(model=build_model("my_own_network:network", (4,), 3)))
+    assert_same_runs(run(build("fedavg"), Reference(), federation), run(build("fedavg"), pool, federation))
 
 
 def test_the_longest_starts_first():
@@ -342,7 +342,7 @@ def test_the_longest_starts_first():
 def test_what_cannot_be_sent_later_is_named_too(pool, monkeypatch):
     refused(lambda: pool.map(programs.total, COMMON, [job(3, state=(lambda: 0,))]), "state of client 3")
     ghost = ModuleType("ghost")
-    exec("def program(task, common, row): pass", ghost.__dict__)
+    exec("def program(task, common, inputs): pass", ghost.__dict__)
     monkeypatch.setitem(sys.modules, "ghost", ghost)
     refused(lambda: pool.map(ghost.program, COMMON, [job(0)]), "No module named 'ghost'")
 

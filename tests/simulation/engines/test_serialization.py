@@ -20,7 +20,7 @@ from fedtailor.simulation.engines.serialization import (
     tensor_to_bytes,
 )
 from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest, TrainRequest, client_program
-from simulation.engines.programs import TENSORS, Row, same
+from simulation.engines.programs import TENSORS, Inputs, same
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -44,11 +44,11 @@ def test_tables_are_written_once_and_removed():
 
 def test_structures_and_parameters_travel():
     value = {
-        "row": Row(torch.ones(2), ExampleIndices(torch.ones(1), torch.ones(1)), ()),
+        "inputs": Inputs(torch.ones(2), ExampleIndices(torch.ones(1), torch.ones(1)), ()),
         "p": nn.Parameter(torch.ones(2), False),
     }
     found = decode(encode(value | {"same": value["p"]}))
-    assert isinstance(found["row"].train, ExampleIndices) and found["row"].state == ()
+    assert isinstance(found["inputs"].train, ExampleIndices) and found["inputs"].state == ()
     assert type(found["p"]) is nn.Parameter and not found["p"].requires_grad and found["same"] is found["p"]
 
 

@@ -25,9 +25,9 @@ def test_a_runner_lasts_as_long_as_a_run(make):
 def test_the_reference_engine_runs_steps_as_they_are_written():
     met = []
 
-    def look(task, common, row):
+    def look(task, common, inputs):
         met.append(current_runner())
-        return row.client
+        return inputs.client
 
     with steps_run_by(ReplayRunner()):
         Reference().map(look, {}, [job(client) for client in range(2)])

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from federations import federation, perceptron
+from federations import make_federation, perceptron
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core import tree
 from fedtailor.core.errors import RunError
@@ -120,9 +120,9 @@ def test_what_cannot_be_written_or_read_is_named(tmp_path):
 @pytest.mark.parametrize("name", ["fedrep", "fedpac", "scaffold", "knn_per", "pfedvem", "fedproto", "fedbabu"])
 def test_runs_do_not_depend_on_it(tmp_path, float64, name):
     """States, the rows of FedPAC, and personal models, of which those of kNN-Per hold rows per example."""
-    world = federation(perceptron())
+    federation = make_federation(perceptron())
     algorithm = load_algorithm(name)(training=Training(lr=0.1, epochs=1, batch_size=5))
-    expected = run(algorithm, Reference(), world, rounds=3).reports[-1].personal
+    expected = run(algorithm, Reference(), federation, rounds=3).reports[-1].personal
     stores = []
 
     def storage(what):
@@ -130,8 +130,8 @@ def test_runs_do_not_depend_on_it(tmp_path, float64, name):
         return stores[-1]
 
     schedule = Schedule(rounds=3, evaluate_every=1, personalized_every=1)
-    *_, last = simulate(algorithm, world, Reference(), schedule, seed=3, storage=storage)
-    assert [store.folder.name for store in stores] == ["states", "rows", "personal"]
+    *_, last = simulate(algorithm, federation, Reference(), schedule, seed=3, storage=storage)
+    assert [store.folder.name for store in stores] == ["states", "per_client", "personal"]
     assert list(last.personal) == list(expected)
     for client, personal in expected.items():
         assert_same_bits(last.personal[client], personal)

@@ -48,9 +48,9 @@ def show_inventory(folder: str, records: Sequence[Mapping[str, Any]]) -> None:
         for record in records
     ]
     below = "fetch: fedtailor data fetch NAME. by hand: that command says how. Citation: fedtailor data list NAME."
-    fabricated = [record["name"] for record in records if record["tested_on"] == "fabricated"]
-    if fabricated:
-        below += f" Readers tested on fabricated files only: {', '.join(fabricated)}."
+    synthetic = [record["name"] for record in records if record["tested_on"] == "synthetic"]
+    if synthetic:
+        below += f" Readers tested on synthetic files only: {', '.join(synthetic)}."
     columns = ["name", "description", "state", "get it", "license", "on disk"]
     table(f"Data sets, looked for in {folder}", columns, rows, left=5, below=below)
 
@@ -122,7 +122,7 @@ def show_check(record: Mapping[str, Any]) -> None:
             say(f"  {problem['path']}: {problem['message']}" if problem["path"] else f"  {problem['message']}")
     for note in record["notes"]:
         say(f"note: {note}")
-    say("The data can be used." if record["usable"] else "The data cannot be used as they are.")
+    say("The data can be used." if record["usable"] else "The data cannot be used as it is.")
 
 
 def show_partition(record: Mapping[str, Any]) -> None:

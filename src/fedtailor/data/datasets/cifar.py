@@ -143,7 +143,7 @@ def _load(cifar: _Cifar, folder: Path) -> Dataset:
             [check_labels(each, len(kind.names), where=str(path)) for kind, each in zip(kinds, numbers, strict=True)]
         )
     y, *subclasses = (np.concatenate(each) for each in zip(*labels, strict=True))
-    tested_on: Literal["original", "fabricated"] = "original" if layout is cifar.python else "fabricated"
+    tested_on: Literal["original", "synthetic"] = "original" if layout is cifar.python else "synthetic"
     return Dataset(
         name=cifar.name,
         x=np.concatenate(images),

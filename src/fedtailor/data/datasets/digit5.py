@@ -68,7 +68,7 @@ def load_digit5(folder: Path) -> Dataset:
         class_names=tuple(str(digit) for digit in range(10)),
         domains=domains,
         domain_names=tuple(_NAMES[name] for name in present),
-        tested_on="fabricated",
+        tested_on="synthetic",
         partial=bool(absent or incomplete),
         notes=notes,
     )

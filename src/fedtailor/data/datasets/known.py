@@ -22,8 +22,8 @@ class KnownDataset(NamedTuple):
     """Patterns of the files that may be read, relative to the data folder; empty: no file is needed."""
     license: str = "none stated by the authors"
     citation: str = ""
-    tested_on: Literal["original", "fabricated"] = "original"
-    """Whether the reader was tested on the original files, or on fabricated files only."""
+    tested_on: Literal["original", "synthetic"] = "original"
+    """Whether the reader was tested on the original files, or on synthetic files only."""
 
 
 _MNIST = "LeCun, Bottou, Bengio and Haffner 1998, Gradient-based learning applied to document recognition, IEEE Proc."
@@ -45,7 +45,7 @@ def _emnist(split: str, what: str, examples: int, function: str = "") -> KnownDa
         (f"EMNIST/raw/emnist-{split}-*", f"EMNIST/gzip/emnist-{split}-*"),
         license="public domain (NIST)",
         citation=_EMNIST,
-        tested_on="fabricated",
+        tested_on="synthetic",
     )
 
 
@@ -77,7 +77,7 @@ DATASETS: Mapping[str, KnownDataset] = {
         -1,
         _DIGIT5_FILES,
         citation="composed of the five original data sets; see their citations.",
-        tested_on="fabricated",
+        tested_on="synthetic",
     ),
     "digits": KnownDataset(
         "datasets.digits:load_digits",
@@ -112,7 +112,7 @@ DATASETS: Mapping[str, KnownDataset] = {
         license="BSD 2-Clause (LEAF); public domain (NIST)",
         citation="Caldas, Duddu, Wu, Li, Konečný et al. 2018, LEAF: a benchmark for federated settings, "
         "arXiv:1812.01097.",
-        tested_on="fabricated",
+        tested_on="synthetic",
     ),
     "mnist": KnownDataset(
         "datasets.mnist:load_mnist",
@@ -135,7 +135,7 @@ DATASETS: Mapping[str, KnownDataset] = {
         15_000,
         ("SUN397/**/*.jpg", "SUN397/**/three_levels.csv"),
         citation="Xiao, Hays, Ehinger, Oliva and Torralba 2010, SUN database: large-scale scene recognition, CVPR.",
-        tested_on="fabricated",
+        tested_on="synthetic",
     ),
     "svhn": KnownDataset(
         "datasets.svhn:load_svhn",
@@ -144,7 +144,7 @@ DATASETS: Mapping[str, KnownDataset] = {
         ("SVHN/train_32x32.mat", "SVHN/test_32x32.mat"),
         license="non-commercial use (authors)",
         citation=_SVHN,
-        tested_on="fabricated",
+        tested_on="synthetic",
     ),
     "syn_digits": KnownDataset(
         "datasets.svhn:load_syn_digits",
@@ -152,7 +152,7 @@ DATASETS: Mapping[str, KnownDataset] = {
         488_953,
         ("SynthDigits/synth_train_32x32.mat", "SynthDigits/synth_test_32x32.mat"),
         citation=_GANIN,
-        tested_on="fabricated",
+        tested_on="synthetic",
     ),
     "synthetic": KnownDataset(
         "datasets.synthetic:load_synthetic",
@@ -173,7 +173,7 @@ DATASETS: Mapping[str, KnownDataset] = {
         ),
         license="ImageNet terms: non-commercial research",
         citation="Le and Yang 2015, Tiny ImageNet visual recognition challenge, Stanford CS 231N.",
-        tested_on="fabricated",
+        tested_on="synthetic",
     ),
     "usps": KnownDataset(
         "datasets.usps:load_usps",

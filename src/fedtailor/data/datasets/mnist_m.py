@@ -38,9 +38,9 @@ def load_mnist_m(folder: Path) -> Dataset:
     """
     place = folder / "MNIST-M"
     sources: dict[str, str] = {}
-    tested_on: Literal["original", "fabricated"]
+    tested_on: Literal["original", "synthetic"]
     if (place / "mnist_m_train_labels.txt").is_file():
-        tested_on = "fabricated"
+        tested_on = "synthetic"
         parts = [_read_pictures(place, part, sources) for part in ("train", "test")]
     else:
         _refuse_pickles(place)

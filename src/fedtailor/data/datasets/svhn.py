@@ -54,7 +54,7 @@ def _load(name: str, folder: Path, *parts: str) -> Dataset:
         labels.append(numbers)
     y = np.concatenate(labels)
     x = np.empty((len(y), *_IMAGE), np.uint8)
-    np.concatenate(images, out=x)  # straight into the final memory layout: large data are copied once
+    np.concatenate(images, out=x)  # straight into the final memory layout: large data is copied once
     return Dataset(
         name=name,
         x=x,

@@ -91,7 +91,7 @@ def _check_names(array: np.ndarray, place: Place) -> tuple[str, ...] | None:
     names = tuple(str(name) for name in array.ravel()[: MAX_CLASSES + 1])
     fits = array.ndim == 1 and array.dtype.kind == "U" and 0 < len(names) <= MAX_CLASSES
     if not fits or len(set(names)) < len(names) or "" in names:
-        message = f"class_names must be an array of 1 to {MAX_CLASSES} texts, all different and none empty"
+        message = f"class_names must be an array of 1 to {MAX_CLASSES} names, all different and none empty"
         place.error("wrong_class_names", f"{message}; got type {array.dtype} of shape {array.shape}.")
         return None
     return names

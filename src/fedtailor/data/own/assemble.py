@@ -143,7 +143,7 @@ class SitePart(NamedTuple):
     """The examples of one site; the test arrays are None if the site does not come divided."""
 
     site: str
-    """Name of the site; empty if the data have no sites, in which case this is the only part."""
+    """Name of the site; empty if the data has no sites, in which case this is the only part."""
     x_train: np.ndarray  # (rows, height, width, channels), uint8 or float32; or (rows, features), float32
     y_train: np.ndarray  # (rows,), whole numbers from 0
     x_test: np.ndarray | None = None

@@ -62,7 +62,8 @@ def _check_site(site: Site, unseen: Sequence[str], *, divided: bool, several: bo
     if examples < FEW:
         add("warning", "few_examples", f"has {counted(examples, 'training example')}, fewer than {FEW}.")
     if divided and not site.test:
-        add("warning", "no_test", "has no test examples although other sites have: it is not scored on its own data.")
+        message = "has no test examples, although other sites have some: it is not scored on its own data."
+        add("warning", "no_test", message)
     if several and len({*site.train, *site.test}) == 1:
         add("warning", "one_class_site", f"has examples of only one class, {show(next(iter(site.train)))}.")
     missing = [name for name in site.test if name not in site.train and name not in unseen]

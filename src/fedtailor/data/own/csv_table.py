@@ -32,7 +32,7 @@ def read_csv(raw: bytes, place: Place, label_column: str, *, limit: int) -> Tabl
         Unusable: the file is not UTF-8 or empty, has unmatched quotes, or more than ``limit`` bytes of features.
     """
     if not raw.strip():
-        raise Unusable("empty_file", "The file is empty; it lacks even a header.")
+        raise Unusable("empty_file", "The file is empty: it has no header.")
     lines = io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8-sig", newline="")
     reader = None
     try:

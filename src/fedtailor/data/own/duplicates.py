@@ -27,7 +27,7 @@ class Occurrence(NamedTuple):
 
     site: str
     part: str
-    """``train`` or ``test``; ``train`` if the data do not come divided."""
+    """``train`` or ``test``; ``train`` if the data does not come divided."""
     label: str
     path: str
 
@@ -101,7 +101,7 @@ def _number_values(values: Iterable[Hashable]) -> np.ndarray:
 
 
 MAX_ROWS = 2_000_000
-"""Most rows among which duplicates are searched."""
+"""Most rows among which duplicates are searched for."""
 
 _SHOWN = 3
 """Most examples named in a message; all are counted."""
@@ -123,7 +123,7 @@ def report_duplicate_rows(pieces: Sequence[Rows], findings: Findings) -> None:
     """Add a warning for every kind of duplicates, with their number and the first; all are kept."""
     ends = np.cumsum([len(piece.y) for piece in pieces])
     if ends[-1] > MAX_ROWS:
-        findings.notes.append(f"Duplicates were not searched: there are more than {MAX_ROWS} rows.")
+        findings.notes.append(f"Duplicates were not searched for: there are more than {MAX_ROWS} rows.")
         return
     found = find_duplicates(
         contents=np.concatenate([_digests(piece.x) for piece in pieces]),

@@ -19,7 +19,7 @@ KINDS_IN_WORDS: Mapping[str, tuple[str, str]] = {
     "broken_symlink": ("broken link", "broken links"),
     "broken_table": ("table with an unreadable line", "tables with an unreadable line"),
     "class_at_one_site": ("site with classes that no other site has", "sites with classes that no other site has"),
-    "class_in_test_only": ("case of classes with test examples only", "cases of classes with test examples only"),
+    "class_in_test_only": ("group of classes with test examples only", "groups of classes with test examples only"),
     "class_names_differ": ("file with other class names", "files with other class names"),
     "class_not_trained": ("site that is tested on untrained classes", "sites that are tested on untrained classes"),
     "damaged_archive": ("damaged archive", "damaged archives"),
@@ -55,7 +55,7 @@ KINDS_IN_WORDS: Mapping[str, tuple[str, str]] = {
     "missing_value": ("column with empty cells", "columns with empty cells"),
     "mixed_labels": ("label column with both numbers and text", "label columns with both numbers and text"),
     "negative_label": ("file with negative labels", "files with negative labels"),
-    "no_examples": ("case of no examples", "cases of no examples"),
+    "no_examples": ("data set without examples", "data sets without examples"),
     "no_features": ("table without features", "tables without features"),
     "no_test": ("site without test examples", "sites without test examples"),
     "no_training": ("site without training examples", "sites without training examples"),
@@ -66,7 +66,7 @@ KINDS_IN_WORDS: Mapping[str, tuple[str, str]] = {
     "not_finite": ("case of values that are not finite", "cases of values that are not finite"),
     "not_found": ("missing path", "missing paths"),
     "object_array": ("array of Python objects", "arrays of Python objects"),
-    "one_class": ("case of a single class", "cases of a single class"),
+    "one_class": ("data set of a single class", "data sets of a single class"),
     "one_class_site": ("site with a single class", "sites with a single class"),
     "option_unused": ("option without effect", "options without effect"),
     "pyarrow_missing": ("Parquet file that needs pyarrow", "Parquet files that need pyarrow"),
@@ -112,7 +112,7 @@ class Problem(NamedTuple):
     """A problem with a file, a row or a site."""
 
     severity: Literal["error", "skipped", "warning"]
-    """error: the data cannot be used as they are; skipped: the file or site is left out; warning: it is still used."""
+    """error: the data cannot be used as it is; skipped: the file or site is left out; warning: it is still used."""
     kind: str
     """A short name that never changes, such as ``truncated_image``; :data:`KINDS_IN_WORDS` has them all."""
     site: str
@@ -128,7 +128,7 @@ class Site:
 
     name: str
     train: dict[str, int] = field(default_factory=dict)
-    """Training examples by class name; all examples if the data do not come divided."""
+    """Training examples by class name; all examples if the data does not come divided."""
     test: dict[str, int] = field(default_factory=dict)
 
 
@@ -201,7 +201,7 @@ class Place:
         self.findings.add("error", kind, self.site, self._at(row), message)
 
     def warning(self, kind: str, message: str, row: int | None = None) -> None:
-        """Add a problem despite which the data are used."""
+        """Add a problem despite which the data is used."""
         self.findings.add("warning", kind, self.site, self._at(row), message)
 
     def _at(self, row: int | None) -> str:
@@ -268,6 +268,6 @@ def no_examples(findings: Findings) -> None:
 
 
 def skip_empty(findings: Findings, site: str, path: str) -> None:
-    """Add the problem that a site has no examples and is left out; nothing is added if the data have no sites."""
+    """Add the problem that a site has no examples and is left out; nothing is added if the data has no sites."""
     if site:
         findings.add("skipped", "empty_site", site, path, f"Site {show(site)} has no examples and is left out.")

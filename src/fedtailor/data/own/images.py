@@ -53,7 +53,7 @@ class Pictures(NamedTuple):
 class _Stack:
     """One array for all images, allocated with the first image, with three channels once an image has colors."""
 
-    room: int
+    capacity: int
     side: int
     color: str
     x: np.ndarray | None = None
@@ -93,14 +93,14 @@ class _Stack:
 
     def _make(self, shape: tuple[int, ...]) -> np.ndarray:
         channels = 1 if self.color == "gray" else 3
-        needed = self.room * shape[0] * shape[1] * channels
+        needed = self.capacity * shape[0] * shape[1] * channels
         if needed > MAX_STACK_BYTES:
             message = (
-                f"{self.room} images of {shape[1]} x {shape[0]} would take {needed} bytes; at most {MAX_STACK_BYTES} "
-                "are read. Set data.image_size to resize them to smaller squares."
+                f"{self.capacity} images of {shape[1]} x {shape[0]} would take {needed} bytes; at most "
+                f"{MAX_STACK_BYTES} are read. Set data.image_size to resize them to smaller squares."
             )
             raise Unusable("too_large", message)
-        return np.empty((self.room, *shape), dtype=np.uint8)
+        return np.empty((self.capacity, *shape), dtype=np.uint8)
 
 
 def read_pictures(pictures: Sequence[Picture], options: DataOptions, findings: Findings) -> Pictures | None:

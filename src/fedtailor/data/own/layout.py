@@ -52,7 +52,7 @@ class Layout:
     files: Sequence[File] = ()
     """All files of the folder; empty if not all files that will be read are known in advance."""
     sites: Sequence[str] = ()
-    """Names of all sites, including those without examples; empty if the data have no sites."""
+    """Names of all sites, including those without examples; empty if the data has no sites."""
     classes: Sequence[str] = ()
     """Names of the class folders, including empty ones."""
     pictures: Sequence[Picture] = ()
@@ -224,8 +224,8 @@ def _name_layout(levels: Sequence[Collection[str]], findings: Findings) -> str:
     if "validation" in kinds:
         names = listed(sorted(_VALIDATION.intersection(levels[kinds.index("validation")])))
         message = (
-            f"There are folders {names} beside training folders. Rename them to test, or move their images into the "
-            "training part; the option data.val_fraction sets validation data aside."
+            f"Beside the training folders there are folders called {names}. Rename them to test, or move their "
+            "images into the training part; the option data.val_fraction sets validation data aside."
         )
         findings.add("error", "validation_folder", "", "", message)
         return ""

@@ -48,13 +48,13 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     elif version == (2, 0):
         shape, _, kind = np.lib.format.read_array_header_2_0(stream)
     else:  # 3.0 is for structured types with names beyond Latin-1
-        raise Unusable("wrong_type", f"Array {name} is in version {version} of the format; 1.0 and 2.0 are read.")
+        raise Unusable("wrong_type", f"Array {name} is in version {version} of the format; only 1.0 and 2.0 are read.")
     if kind.hasobject:
         message = f"Array {name} holds Python objects, which are never read; store numbers, or text for class names."
         raise Unusable("object_array", message)
     size = stream.getbuffer().nbytes - stream.tell()
     announced = math.prod(shape) * kind.itemsize
     if size != announced:
-        raise Unusable("damaged_archive", f"Array {name} should have {announced} bytes of values, has {size}.")
+        raise Unusable("damaged_archive", f"Array {name} should have {announced} bytes of values, but has {size}.")
     stream.seek(0)
     return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))

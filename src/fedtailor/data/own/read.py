@@ -162,7 +162,7 @@ def _read_images(layout: Layout, options: DataOptions, findings: Findings) -> Da
     where = [layout.pictures[row].where for row in read.rows]
     names = sorted({one.label for one in where})
     for name in sorted(set(layout.classes).difference(names)):
-        message = "No folder of this class has an image that can be read; the class is left out."
+        message = "No image of this class can be read; the class is left out."
         findings.add("skipped", "empty_class", "", name, message)
     _skip_empty_sites(layout, {one.site for one in where}, findings)
     findings.sites.extend(_count(layout, read))

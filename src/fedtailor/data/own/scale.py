@@ -81,6 +81,6 @@ def check_finite(block: Block) -> bool:
     rows = np.flatnonzero(~finite.all(axis=1))
     values = counted(finite.size - int(finite.sum()), "value")
     examples = counted(len(rows), "example")
-    message = f"{values} in {examples} not finite as 32-bit floats (NaN, infinite or too large)"
+    message = f"{values} in {examples} cannot be used: not finite as 32-bit floats (NaN, infinite or too large)"
     block.place.error("not_finite", f"{message}; the first at index {rows[0]}.", int(rows[0]))
     return False

@@ -46,7 +46,7 @@ class Partition(ABC):
             seed: seed of the random generator, 0 or more.
 
         Raises:
-            DataError: there are fewer examples than clients, or the options are impossible on these data.
+            DataError: there are fewer examples than clients, or the options are impossible on this data.
         """
         rows = len(annotations.labels)
         if clients > rows:
@@ -54,7 +54,7 @@ class Partition(ABC):
         return self.draw(annotations, clients, seed)
 
     def default_clients(self, annotations: Annotations) -> int | None:
-        """Return the number of clients that the partition defines on these data; None: any number."""
+        """Return the number of clients that the partition defines on this data; None: any number."""
         return None
 
     @abstractmethod

@@ -112,8 +112,8 @@ def _axis(title: str, names: list[str], step: int, *, upright: bool = False) -> 
     """Return an axis with every name, or only with round numbers if the names are consecutive numbers."""
     shown = labels(names)
     numbered = _numbered(names)
-    room = 22 if upright else 14
-    every = next((each for each in (1, 2, 5, 10) if each * step >= room), 20)
+    spacing = 22 if upright else 14
+    every = next((each for each in (1, 2, 5, 10) if each * step >= spacing), 20)
     wide = upright and not numbered and max(map(len, shown), default=0) * 7 > step
     return alt.Axis(
         title=title,

@@ -81,7 +81,7 @@ class Batched:
 
 def run_stacked(program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
     """Run clients with the same model as one stack; errors of PyTorch or the program are raised unchanged."""
-    stacked = _stack([job.row for job in jobs])
+    stacked = _stack([job.inputs for job in jobs])
     output = torch.func.vmap(partial(program, jobs[0].task), in_dims=(None, 0))(common, stacked)
     outputs = []
     for client_output, job in zip(tree.unstack(output, len(jobs)), jobs, strict=True):
@@ -90,16 +90,16 @@ def run_stacked(program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]
     return outputs
 
 
-def _stack(rows: Sequence[Any]) -> Any:
+def _stack(trees: Sequence[Any]) -> Any:
     """Stack trees; lists of examples are padded at the end with position 0 and weight 0."""
-    first = rows[0]
+    first = trees[0]
     if isinstance(first, ExampleIndices):
-        return ExampleIndices(*(_pad(column) for column in zip(*rows, strict=True)))
+        return ExampleIndices(*(_pad(column) for column in zip(*trees, strict=True)))
     if isinstance(first, Tensor):
-        return torch.stack(list(rows))
+        return torch.stack(list(trees))
     if isinstance(first, dict):
-        return {name: _stack([row[name] for row in rows]) for name in first}
-    children = [_stack(column) for column in zip(*rows, strict=True)]
+        return {name: _stack([each[name] for each in trees]) for name in first}
+    children = [_stack(column) for column in zip(*trees, strict=True)]
     if hasattr(first, "_fields"):
         return type(first)(*children)
     return tuple(children)

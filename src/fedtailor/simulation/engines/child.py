@@ -107,8 +107,8 @@ class _RequestHandler:
         self.program = program
         self.shared_inputs = shared_inputs
 
-    def _handle_job(self, task_number: int, client: int, row: Any, size: int) -> Any:
-        job = Job(client, self.tasks[task_number], row, size)
+    def _handle_job(self, task_number: int, client: int, inputs: Any, size: int) -> Any:
+        job = Job(client, self.tasks[task_number], inputs, size)
         output = run_job(self.program, self.shared_inputs, job, self.runner)
         if isinstance(output, Failure):
             return Failure(portable(output.reason))

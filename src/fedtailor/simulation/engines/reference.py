@@ -34,7 +34,7 @@ def run_job(program: Program, common: Any, job: Job, runner: StepRunner = PLAIN)
     """Run one client's program, and its training steps by ``runner``; an exception becomes a :class:`Failure`."""
     try:
         with steps_run_by(runner):
-            output = program(job.task, common, job.row)
+            output = program(job.task, common, job.inputs)
         return cut(output, job.size)
     except Exception as reason:  # an error of one client must not stop the others
         return Failure(reason)

@@ -179,7 +179,7 @@ def _start_error(how: str) -> RunError:
 
 def _encode_job(task_number: int, job: Job) -> memoryview:
     try:
-        return encode(("job", task_number, job.client, job.row, job.size))
+        return encode(("job", task_number, job.client, job.inputs, job.size))
     except SerializationError as error:
         raise cannot_send(f"the state of client {job.client}", str(error)) from error
 
