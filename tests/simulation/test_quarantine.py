@@ -224,7 +224,7 @@ def test_a_run_that_fails_for_everybody_from_some_round_on_stops(federation):
             list(simulate(DivergesForGood(training=TRAINING), federation, Reference(), schedule, seed=1))
 
 
-def test_a_run_stops_after_twenty_rounds_in_vain_whoever_was_drawn(federation):
+def test_a_run_stops_after_twenty_rounds_without_update_whoever_was_drawn(federation):
     schedule = Schedule(rounds=40, participation=Planned(cohorts={round: [0] for round in range(1, 40)}))
     rounds = simulate(DivergesForGood(training=TRAINING), federation, Reference(), schedule, seed=1)
     with pytest.raises(RunError, match="round 21: none of the work of the 1 client can be used; client 0"):
