@@ -282,7 +282,7 @@ def test_check_of_unusable_data_is_exit_4(data, folder):
 def test_check_of_nothing_is_one_error_and_no_table(data):
     code, out, err = data("check", "missing")
     lines = err.splitlines()
-    assert (code, out) == (4, "") and lines[0] == "error: not found, once" and lines[-1].endswith("as they are.")
+    assert (code, out) == (4, "") and lines[0] == "error: not found, once" and lines[-1].endswith("as it is.")
     assert len(lines) == 3 and "missing" in lines[1]
 
 

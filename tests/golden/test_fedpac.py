@@ -274,7 +274,7 @@ def test_tuning_of_the_head_leaves_the_body_and_is_not_kept(recorder, combine_he
         assert int(visit.output[0].steps) == len(batches)
 
 
-def test_no_part_of_the_state_is_kept_in_vain(recorder):
+def test_no_part_of_the_state_is_kept_without_use(recorder):
     """A combined head is the server's: clients do not store what they sent; heads of their own have no flag."""
     federation = harness.make_federation()
     start = federation.common_task.model.init(new_key(5).common("model"))

@@ -122,7 +122,7 @@ def test_it_ends_where_the_mean_gradient_vanishes():
     assert norms[1] < 0.05 < 0.3 < norms[0]
 
 
-def test_what_the_training_section_asks_for_in_vain():
+def test_training_options_without_effect():
     """Option II over-estimates controls under momentum; so plain SGD always, and a sentence that says so."""
     assert Scaffold(training=PLAIN).warnings(perceptron()) == []
     adam = replace(HEAVY, optimizer="adam")

@@ -7,17 +7,20 @@ import pytest
 import torch
 
 from federations import Planned, make_federation, perceptron
+from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedpac import FedPAC
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core import tree
+from fedtailor.core.engine import Failure
 from fedtailor.core.errors import ClientError, RunError
 from fedtailor.core.message import Each, Mean
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
+from fedtailor.simulation.clients import LocalClients
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
-from fedtailor.simulation.rounds import simulate
+from fedtailor.simulation.rounds import federate, simulate
 from fedtailor.testing.runs import assert_same_bits, run
 
 pytestmark = [
@@ -221,7 +224,7 @@ def test_a_run_that_fails_for_everybody_from_some_round_on_stops(federation):
             list(simulate(DivergesForGood(training=TRAINING), federation, Reference(), schedule, seed=1))
 
 
-def test_a_run_stops_after_twenty_rounds_in_vain_whoever_was_drawn(federation):
+def test_a_run_stops_after_twenty_rounds_without_update_whoever_was_drawn(federation):
     schedule = Schedule(rounds=40, participation=Planned(cohorts={round: [0] for round in range(1, 40)}))
     rounds = simulate(DivergesForGood(training=TRAINING), federation, Reference(), schedule, seed=1)
     with pytest.raises(RunError, match="round 21: none of the work of the 1 client can be used; client 0"):
@@ -275,3 +278,15 @@ def test_a_model_that_is_not_finite_is_scored_named_and_not_kept(federation, eng
     assert sorted(report.personal) == [0, 1, 2, 3, 5, 6, 7, 8]
     assert [(e["kind"], e["client"]) for e in report.events] == [("skipped", 5), ("failed", FAULTY)]
     assert "not finite" in report.events[1]["reason"]
+
+
+class NoCompletePart(LocalClients):
+    def score_complete(self, request, model, round):
+        return Failure(Broken("no luck"))
+
+
+def test_a_failure_on_the_complete_test_part_is_named(federation):
+    clients = NoCompletePart(FedAvg(training=TRAINING), federation, Reference(), seed=1)
+    report = next(federate(clients.algorithm, federation.roster, clients, Schedule(rounds=1), seed=1))
+    reason = "evaluate on the complete test part: Broken: no luck"
+    assert report.events[1:] == [{"kind": "failed", "round": 1, "client": -1, "reason": reason}]

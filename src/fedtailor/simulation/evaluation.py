@@ -24,7 +24,7 @@ def evaluate_global(report: RoundReport, roster: Roster, clients: Clients, model
     report.evaluations.append(Evaluation("global", "none", "known", list(scores), list(scores.values())))
     complete = clients.score_complete(ScoreRequest(), model, report.round)
     if isinstance(complete, Failure):
-        _add_failure(report, -1, f"evaluate on the complete test part: {describe(complete)}")
+        add_event(report, "failed", -1, f"evaluate on the complete test part: {describe(complete)}")
     elif complete is not None:
         report.evaluations.append(Evaluation("global", "none", "known", [], [complete], "complete"))
 
