@@ -14,6 +14,7 @@ from fedtailor.cli.main import main
 from fedtailor.cli.show.demo import NEXT_STEPS
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
+from fedtailor.papers.plan import read_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -74,7 +75,7 @@ def test_there_are_commands_to_test():
 def test_commands_work_as_written(line, tmp_path, monkeypatch, capsys):
     if "package.module" in line or re.search(r"\b[A-Z]{4,}\b", line):
         pytest.skip("a placeholder")
-    if "cifar10" in line:
+    if "cifar10" in line or "--plan" in line:
         pytest.skip("needs data that a clone does not have")
     monkeypatch.chdir(tmp_path)
     write_hospitals(tmp_path / "my_hospitals")
@@ -118,10 +119,14 @@ def test_the_algorithm_of_your_own_is_checked_as_written(tmp_path, monkeypatch):
     exec(compile(own_algorithm(tmp_path, monkeypatch), "new-algorithm.md", "exec"), {})
 
 
-def test_the_configuration_example_is_valid():
+def test_the_examples_of_a_configuration_and_of_a_plan_are_valid(tmp_path):
     for page in PAGES:
         for block in blocks(page, "toml"):
-            assemble(make_config(tomllib.loads(block)), 0)
+            if "[[runs]]" in block:
+                (tmp_path / "plan.toml").write_text(block)
+                assert read_plan(tmp_path / "plan.toml", ROOT / "experiments")
+            else:
+                assemble(make_config(tomllib.loads(block)), 0)
 
 
 def test_links_lead_somewhere():

@@ -213,6 +213,80 @@ def test_an_interruption_ends_it_and_keeps_what_is_finished(call, folder, monkey
     assert len(list((folder / "experiments" / "results" / "small").iterdir())) == 1
 
 
+PLAN = """
+[[runs]]
+paper = "small"
+table = "1"
+columns = ["quarter", "street"]
+methods = ["fedavg"]
+
+[[runs]]
+paper = "small"
+table = "2"
+seeds = [0, 1]
+"""
+
+
+@pytest.fixture
+def plan(folder):
+    """Return the options that run a plan."""
+    (folder / "plan.toml").write_text(PLAN)
+    return "run", "--plan", "plan.toml"
+
+
+def test_a_plan_runs_in_its_order_and_resumes_after_an_interruption(call, folder, plan, monkeypatch):
+    from fedtailor.papers import runs as paper_runs
+
+    real = paper_runs.run_cell
+    made = []
+
+    def run_until_killed(cell, *arguments, **options):
+        made.append((cell.column, cell.method, cell.seed))
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return real(cell, *arguments, **options)
+
+    monkeypatch.setattr(paper_runs, "run_cell", run_until_killed)
+    code, _, err = call(*plan)
+    assert code == 6 and "quarter, fedavg, seed 0: time not known; then 2 more (time not known)" in err
+    code, _, err = call(*plan)
+    assert code == 0 and "quarter, fedavg, seed 0: has a record" in err and "street, fedavg, seed 0: skipped" in err
+    assert made == [("quarter", "fedavg", 0), ("plain", "fedavg", 0), ("plain", "fedavg", 0), ("plain", "fedavg", 1)]
+    assert {each["state"] for each in as_json(call(*plan, "--json"))["cells"]} == {"has a record", "skipped"}
+    assert len(made) == 4
+    assert not list((folder / "runs").glob("*/models/*"))  # the records are kept, not the models
+
+
+def test_a_dry_run_lists_what_is_done_and_what_the_rest_would_cost(call, folder, plan):
+    as_json(call("run", "small", "1", "--column", "quarter", "--method", "fedavg", "--json"))
+    listed = as_json(call(*plan, "--dry-run", "--json"))["runs"]
+    found = [(each["column"], each["seed"], each["state"], each["basis"]) for each in listed]
+    assert found == [
+        ("quarter", 0, "has a record", "measured"),
+        ("street", 0, "skipped", "same method"),
+        ("plain", 0, "to run", "same method"),
+        ("plain", 1, "to run", "same method"),
+    ]
+    assert listed[2]["seconds"] == pytest.approx(4 * listed[0]["seconds"])
+    code, out, err = call(*plan, "--dry-run")
+    assert code == 0 and "has a record: 1 (" in out and "to run: 2 (" in out and "missing: data set svhn" in err
+    assert len(list((folder / "experiments" / "results" / "small").iterdir())) == 1
+    assert [each["method"] for each in as_json(call("run", "small", "2", "--dry-run", "--json"))["runs"]] == ["fedavg"]
+
+
+def test_runs_above_the_limit_are_left_out(call, folder, plan):
+    as_json(call("run", "small", "1", "--column", "quarter", "--method", "fedavg", "--json"))
+    (path,) = (folder / "experiments" / "results" / "small").iterdir()
+    record = json.loads(path.read_text())
+    record["result"]["seconds"]["total"] = 60.0
+    path.write_text(json.dumps(record))
+    outcomes = as_json(call(*plan, "--max-minutes", "3", "--json"))["cells"]
+    assert [each["state"] for each in outcomes] == ["has a record", "skipped", "too long", "too long"]
+    code, _, err = call(*plan, "--max-minutes", "3")
+    assert code == 0 and "plain, fedavg, seed 0: left out, would take about 4 min 00 s (judged by same method)" in err
+    assert "too long: 2 (8 min 00 s)" in call(*plan, "--max-minutes", "3", "--dry-run")[1]
+
+
 def test_nothing_that_can_be_run_is_a_problem_with_data(call):
     code, _, err = call("run", "small", "1", "--column", "street")
     assert code == 4 and err.count("fedtailor data fetch svhn") == 3
@@ -226,6 +300,11 @@ def test_nothing_that_can_be_run_is_a_problem_with_data(call):
         (["show", "small", "1", "plian", "fedavg"], 3, "did you mean 'plain'"),
         (["run", "small", "1", "--method", "fedagv"], 3, "did you mean 'fedavg'"),
         (["run", "small", "1", "--rounds", "0"], 2, "--rounds must be a whole number, 1 or more, got '0'."),
+        (["run", "small"], 2, "give PAPER and TABLE, or --plan FILE."),
+        (["run", "small", "1", "--plan", "plan.toml"], 2, "PAPER has no effect with --plan"),
+        (["run", "--plan", "plan.toml", "--seed", "1"], 2, "--seed has no effect with --plan"),
+        (["run", "--plan", "plan.toml"], 4, "cannot read 'plan.toml'"),
+        (["run", "--plan", "plan.toml", "--max-minutes", "x"], 2, "--max-minutes must be a whole number, 1 or more"),
         (["compare", "small", "7"], 3, "unknown table of small '7'"),
     ],
 )

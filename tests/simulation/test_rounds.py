@@ -47,7 +47,7 @@ def points(report):
 def test_what_is_evaluated_when(federation):
     schedule = Schedule(rounds=5, evaluate_every=2, personalized_every=3)
     reports = list(simulate(FedAvg(training=TRAINING), federation, Reference(), schedule, seed=1))
-    both = [("local", "known"), ("global", "known")]
+    both = [("local", "known"), ("global", "known"), ("global", "new")]
     last = [("personalized", "known"), ("personalized", "new")]
     assert [points(report) for report in reports] == [[], both, last, both, both + last]
     assert [report.round for report in reports] == [1, 2, 3, 4, 5]
@@ -58,7 +58,7 @@ def test_what_is_evaluated_when(federation):
 def test_after_the_last_round_only(federation):
     schedule = Schedule(rounds=2, evaluate_every=0)
     reports = list(simulate(FedAvg(training=TRAINING), federation, Reference(), schedule, seed=1))
-    assert points(reports[0]) == [] and len(points(reports[1])) == 4
+    assert points(reports[0]) == [] and len(points(reports[1])) == 5
 
 
 @pytest.mark.parametrize("engine", [Reference(), Batched()])

@@ -10,7 +10,7 @@ import typer
 from fedtailor.cli.options import DataDir, Debug, Json, whole_number
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.shell import Interrupted, guarded, print_json
-from fedtailor.core.errors import DataError, FedtailorError, RunError
+from fedtailor.core.errors import DataError, FedtailorError, RunError, UsageError
 
 if TYPE_CHECKING:
     from fedtailor.papers.tables import Cell, Paper
@@ -92,11 +92,34 @@ def show(
 
 @experiments_app.command(cls=Command)
 def run(
-    paper: PaperName,
-    table: TableName,
+    paper: Annotated[
+        str, typer.Argument(metavar="PAPER", show_default=False, help="Paper (see: fedtailor experiments list).")
+    ] = "",
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", show_default=False, help="Table (see: fedtailor experiments list PAPER).")
+    ] = "",
     column: Annotated[str, typer.Option(metavar="NAME", help="Only this column.")] = "",
     method: Annotated[str, typer.Option(metavar="NAME", help="Only this method.")] = "",
-    seed: Seed = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole_number("--seed", at_least=0), metavar="NUMBER", help="Random seed of the runs (default: 0)."
+        ),
+    ] = None,
+    plan: Annotated[
+        str, typer.Option(metavar="FILE", help="Run what a plan lists, in its order, instead of a table.")
+    ] = "",
+    max_minutes: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole_number("--max-minutes", at_least=1),
+            metavar="NUMBER",
+            help="Leave out runs that would take longer. A run without an estimate is judged by its first rounds.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", metavar="", help="Only list the runs: their states and estimated times.")
+    ] = False,
     data_dir: DataDir = "",
     results: Results = "",
     rounds: Annotated[
@@ -110,15 +133,28 @@ def run(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run the cells of a table that have no record yet, one after the other, and write a record for each."""
-    from fedtailor.cli.show.experiments import show_outcome
-    from fedtailor.papers.tables import cells, dataset_states, load_paper
+    """Run the cells of a table, or of a plan, that have no record yet, and write a record for each.
 
-    chosen = cells(load_paper(paper), table, column=column, method=method, seed=seed)
-    states = dataset_states(data_dir)
+    It can be stopped at any time: the same command goes on with the first run that has no record.
+    """
+    from fedtailor.cli.show.experiments import show_agenda, show_outcome
+
+    if plan:
+        _refuse_beside_plan({"PAPER": paper, "--column": column, "--method": method, "--seed": seed})
+    elif not (paper and table):
+        raise UsageError("give PAPER and TABLE, or --plan FILE.", key="paper")
+    agenda = _Agenda(_results_folder(results), data_dir, max_minutes, is_trial=rounds is not None)
+    chosen = _runs_of_plan(plan) if plan else _runs_of_table(paper, table, column, method, seed or 0)
+    if dry_run:
+        listed = [{**_place(cell), **state} for cell, state in zip(chosen, agenda.states(chosen), strict=True)]
+        if json:
+            print_json({"runs": listed})
+        else:
+            show_agenda(listed)
+        return
     outcomes = []
-    for cell in chosen:
-        outcome = _run_one(cell, states, data_dir, _results_folder(results), rounds)
+    for number in range(len(chosen)):
+        outcome = _run_one(agenda, chosen[number:], keep_models=not plan, rounds=rounds, quiet=json)
         if not json:
             show_outcome(outcome)
         outcomes.append(outcome)
@@ -227,35 +263,114 @@ def _describe(paper: Paper, states: dict[str, str], results: str) -> dict[str, A
     }
 
 
-def _run_one(cell: Cell, states: dict[str, str], data_dir: str, results: Path, rounds: int | None) -> dict[str, Any]:
-    """Run a cell unless it has a record or something is missing; return the outcome."""
-    from fedtailor.papers.records import read_records, records_of, write_record
-    from fedtailor.papers.tables import missing
+def _refuse_beside_plan(given: dict[str, Any]) -> None:
+    """Check that nothing is given that only belongs to a table.
 
-    outcome = _place(cell)
-    reasons = missing(cell, states)
-    if reasons:
-        return {**outcome, "state": "skipped", "reasons": reasons}
-    own = records_of(cell, read_records(results, cell.paper.name))
-    if rounds is None and any(record["seed"] == cell.seed for record in own):
-        return {**outcome, "state": "has a record", "reasons": []}
+    Raises:
+        UsageError: something is.
+    """
+    for name, value in given.items():
+        if value not in ("", None):
+            raise UsageError(f"{name} has no effect with --plan, which says what to run. Leave it out.", key=name)
 
+
+def _runs_of_plan(plan: str) -> list[Cell]:
+    """Return the runs of a plan."""
+    from fedtailor.papers.plan import read_plan
+
+    return read_plan(plan)
+
+
+def _runs_of_table(paper: str, table: str, column: str, method: str, seed: int) -> list[Cell]:
+    """Return the runs of a table."""
+    from fedtailor.papers.plan import single_runs
+    from fedtailor.papers.tables import cells, load_paper
+
+    return single_runs(cells(load_paper(paper), table, column=column, method=method, seed=seed))
+
+
+class _Agenda:
+    """What is done of a list of runs, what is left, and what it would cost."""
+
+    def __init__(self, results: Path, data_dir: str, max_minutes: int | None, *, is_trial: bool) -> None:
+        from fedtailor.papers.tables import dataset_states
+
+        self.results = results
+        self.data_dir = data_dir
+        self.limit = None if max_minutes is None else 60.0 * max_minutes
+        self.is_trial = is_trial
+        self._datasets = dataset_states(data_dir)
+
+    def states(self, cells: list[Cell]) -> list[dict[str, Any]]:
+        """Return the states of runs, with the reasons and the time that each took or would take.
+
+        A state is ``has a record``, ``skipped``, ``too long`` or ``to run``. Seconds and their basis are None where
+        they are not known. The records are read anew, because other processes may write some.
+        """
+        from fedtailor.papers.records import read_records
+        from fedtailor.papers.tables import paper_names
+
+        records = [record for name in paper_names() for record in read_records(self.results, name)]
+        return [self._state(cell, records) for cell in cells]
+
+    def _state(self, cell: Cell, records: list[dict[str, Any]]) -> dict[str, Any]:
+        from fedtailor.papers.costs import estimate, run_seconds
+        from fedtailor.papers.tables import missing
+
+        own = [record for record in records if record["digest"] == cell.digest and record["seed"] == cell.seed]
+        if own and not self.is_trial:
+            return {"state": "has a record", "reasons": [], "seconds": run_seconds(own[0]), "basis": "measured"}
+        found = estimate(cell, records)
+        seconds = None if found is None else found.seconds
+        basis = None if found is None else found.basis
+        reasons = missing(cell, self._datasets)
+        state = "to run"
+        if reasons:
+            state = "skipped"
+        elif self.limit is not None and seconds is not None and seconds > self.limit and not self.is_trial:
+            state = "too long"
+        return {"state": state, "reasons": reasons, "seconds": seconds, "basis": basis}
+
+
+def _run_one(
+    agenda: _Agenda, left: list[Cell], *, keep_models: bool, rounds: int | None, quiet: bool
+) -> dict[str, Any]:
+    """Run the first of the cells that are left, unless its state forbids it; return the outcome."""
+    from fedtailor.papers.records import write_record
+
+    cell = left[0]
+    outcome = {**_place(cell), **agenda.states([cell])[0]}
+    if outcome["state"] != "to run":
+        return outcome
+
+    from fedtailor.cli.show.experiments import show_start
     from fedtailor.cli.show.progress import make_progress
-    from fedtailor.papers.runs import default_folder, run_cell
+    from fedtailor.experiment.progress import Progress
+    from fedtailor.papers.runs import TimeLimit, TooLong, default_folder, remove_models, run_cell
 
+    if not quiet:
+        show_start(outcome, agenda.states(left[1:]))
+    progress: Progress = make_progress()
+    if agenda.limit is not None and not agenda.is_trial:
+        progress = TimeLimit(progress, agenda.limit)
     folder = default_folder(cell)
     try:
         with guarded(str(folder)):
-            record = run_cell(cell, folder, data_dir=data_dir, rounds=rounds, progress=make_progress())
+            record = run_cell(cell, folder, data_dir=agenda.data_dir, rounds=rounds, progress=progress)
     except Interrupted:
         raise
+    except TooLong as stopped:
+        return {**outcome, "state": "too long", "seconds": stopped.seconds, "basis": "the first rounds"}
     except FedtailorError as error:  # the other cells may run all the same
         return {**outcome, "state": "failed", "reasons": [error.message]}
-    is_trial = rounds is not None
-    outcome["state"] = "trial" if is_trial else "done"
+    outcome["state"] = "trial" if agenda.is_trial else "done"
+    outcome["seconds"] = record["result"]["seconds"]["total"]
+    outcome["basis"] = "measured"
     outcome["scores"] = record["scores"]
-    outcome["record"] = None if is_trial else str(write_record(results, record))
+    outcome["record"] = None if agenda.is_trial else str(write_record(agenda.results, record))
     outcome["run"] = str(folder)
+    if not keep_models:
+        remove_models(folder)
     return outcome
 
 

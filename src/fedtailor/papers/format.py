@@ -58,6 +58,10 @@ class Method(Layer):
     label: str
     point: Point
     """The evaluation point of the paper's numbers."""
+    run_of: str = ""
+    """Method whose run also has this method's numbers, as FedAvg-FT's has those of FedAvg; empty: it has its own run.
+
+    The method then has no settings."""
     columns: dict[str, Any] = field(default_factory=dict)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ Record = dict[str, Any]
 
 DEFAULT_FOLDER = "experiments/results"
 _NEEDED = ("digest", "seed", "result")
+_FLAT_LIST = re.compile(r"\[[^][{}\"]*\]")
+"""A list of numbers in indented JSON."""
 
 
 def make_record(cell: Cell, result: Mapping[str, Any], provenance: Mapping[str, Any]) -> Record:
@@ -70,8 +73,13 @@ def write_record(folder: Path, record: Record) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as reason:
         raise unwritable(path.parent, reason) from reason
-    write_whole(path, to_json(record, indent=1) + "\n")
+    write_whole(path, _FLAT_LIST.sub(_on_one_line, to_json(record, indent=1)) + "\n")
     return path
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    """Return a list without line breaks."""
+    return " ".join(found[0].split())
 
 
 def read_records(folder: Path, paper: str) -> list[Record]:

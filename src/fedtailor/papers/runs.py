@@ -2,15 +2,81 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
+import math
+import os
+import shutil
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtailor.experiment.config import make_config
+from fedtailor.core.errors import RunError
+from fedtailor.experiment.config import Config, make_config
 from fedtailor.experiment.progress import Progress
+from fedtailor.experiment.records import Run, read_run
 from fedtailor.experiment.run import run, unused_folder
+from fedtailor.experiment.summary import evaluation_name
 from fedtailor.papers.records import Record, make_record
 from fedtailor.papers.tables import Cell
+
+_EVALUATIONS = 10
+"""Evaluations of global and local models in a run."""
+_PERSONALIZED_EVALUATIONS = 4
+"""Evaluations of personalized models in a run. They may cost as much as several rounds each."""
+_SHARE_BEFORE_LIMIT = 0.05
+"""Share of the rounds after which a run is checked against its time limit."""
+
+
+class TooLong(RunError):
+    """A run would exceed its time limit."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("the run was stopped, because it would exceed the time limit.")
+        self.seconds = seconds
+        """What it would take in all."""
+
+
+class TimeLimit:
+    """Passes the progress of a run on, and stops a run that would take too long."""
+
+    def __init__(self, inner: Progress, seconds: float) -> None:
+        """Stop a run that would take more than ``seconds``, judged by its first rounds."""
+        self._inner = inner
+        self._limit = seconds
+        self._rounds = 0
+        self._start = 0.0
+
+    def begin(self, title: str, num_rounds: int) -> None:
+        """Start a run of one seed."""
+        self._rounds = num_rounds
+        self._start = time.monotonic()
+        self._inner.begin(title, num_rounds)
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        """Report the end of a round.
+
+        Raises:
+            TooLong: the run would exceed its limit.
+        """
+        self._inner.round(record)
+        done = record["round"]
+        if done == max(2, math.ceil(_SHARE_BEFORE_LIMIT * self._rounds)):
+            expected = (time.monotonic() - self._start) / done * self._rounds
+            if expected > self._limit:
+                raise TooLong(expected)
+
+    def prepare(self, done: int, total: int) -> None:
+        """Report how many images have been corrupted."""
+        self._inner.prepare(done, total)
+
+    def note(self, text: str) -> None:
+        """Report something that a user should know."""
+        self._inner.note(text)
+
+    def end(self) -> None:
+        """Report the end of a run."""
+        self._inner.end()
 
 
 def default_folder(cell: Cell) -> Path:
@@ -40,6 +106,84 @@ def run_cell(
         given.append(("data.dir", data_dir))
     if rounds is not None:
         given.append(("federation.rounds", rounds))
-    result = run(make_config(cell.values, given), out=folder, progress=progress)
-    provenance = json.loads((folder / "provenance.json").read_bytes())
-    return make_record(cell, result, provenance)
+    config = with_curve(make_config(cell.values, given))
+    cpu = _cpu_seconds()
+    result = run(config, out=folder, progress=progress)
+    cpu = _cpu_seconds() - cpu
+    finished = read_run(folder)
+    return {
+        **make_record(cell, result, finished.provenance),
+        "cpu_seconds": cpu,
+        "curve": learning_curve(finished),
+        "by_client": scores_by_client(finished),
+    }
+
+
+def with_curve(config: Config) -> Config:
+    """Return a configuration that also evaluates during the run, which does not change it.
+
+    Global and local models are evaluated at every tenth of the run, personalized ones at every quarter. With new
+    clients, personalized models are evaluated at the end only: there may be many more new clients than others.
+    """
+    schedule = config.schedule
+    evaluate_every = schedule.evaluate_every or math.ceil(schedule.rounds / _EVALUATIONS)
+    personalized_every = schedule.personalized_every
+    if not personalized_every and not config.data.new_clients:
+        personalized_every = math.ceil(schedule.rounds / _PERSONALIZED_EVALUATIONS)
+    schedule = dataclasses.replace(schedule, evaluate_every=evaluate_every, personalized_every=personalized_every)
+    return dataclasses.replace(config, schedule=schedule)
+
+
+def learning_curve(finished: Run) -> list[Record]:
+    """Return the accuracies of a run by round and evaluation point."""
+    return [
+        {
+            "round": record["round"],
+            "point": evaluation_name(evaluation),
+            "clients": evaluation["clients"],
+            "evaluated": evaluation["metrics"]["clients"]["evaluated"],
+            "mean": evaluation["metrics"]["accuracy"]["mean"],
+            "pooled": evaluation["metrics"]["accuracy"]["pooled"],
+        }
+        for record in finished.rounds
+        for evaluation in record["evaluations"]
+        if "accuracy" in evaluation["metrics"]
+    ]
+
+
+def scores_by_client(finished: Run) -> Record:
+    """Return lists with one entry per client that takes part in training, for paired comparisons and figures.
+
+    ``correct`` holds per evaluation point how many of the client's test examples are classified correctly after the
+    last round, and None where the client was not evaluated. ``diagnostics`` are those of the personalized models.
+    """
+    last = [
+        record
+        for record in finished.clients
+        if record["round"] == finished.rounds[-1]["round"] and record.get("clients") == "known"
+    ]
+    evaluated = [record for record in last if record["test_set"] == "clients" and "accuracy" in record]
+    number_of_clients = max((record["client"] for record in evaluated), default=-1) + 1
+    by_client: Record = {"correct": {}, "diagnostics": {}}
+    for record in evaluated:
+        client = record["client"]
+        for name in ("num_train", "num_test", "condition"):
+            if name in record:
+                by_client.setdefault(name, [None] * number_of_clients)[client] = record[name]
+        correct = by_client["correct"].setdefault(record["point"], [None] * number_of_clients)
+        correct[client] = round(record["accuracy"] * record["num_test"])
+        if record["point"] == "personalized":
+            for name, number in record.get("diagnostics", {}).items():
+                by_client["diagnostics"].setdefault(name, [None] * number_of_clients)[client] = round(number, 6)
+    return by_client
+
+
+def remove_models(folder: Path) -> None:
+    """Remove the clients' models of a run that has a record; the other files of the run stay."""
+    shutil.rmtree(folder / "models", ignore_errors=True)
+
+
+def _cpu_seconds() -> float:
+    """Return the processor time of this process and of its children that have ended."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system

@@ -131,9 +131,11 @@ def expand(paper: Paper, table: str, column: str, method: str, seed: int = 0) ->
     column = find_name(f"column of table {table}", column, entry.columns, key="column")
     method = find_name(f"method of table {table}", method, entry.reference, key="method")
     chosen = paper.methods[method]
-    layers: list[Layer] = [paper.base, paper.columns[column], chosen]
-    if column in chosen.columns:
-        layers.append(build_section(Layer, chosen.columns[column], f"methods.{method}.columns.{column}"))
+    trained_name = chosen.run_of or method
+    trained = paper.methods[trained_name]
+    layers: list[Layer] = [paper.base, paper.columns[column], trained]
+    if column in trained.columns:
+        layers.append(build_section(Layer, trained.columns[column], f"methods.{trained_name}.columns.{column}"))
     values, inferred = _merge(layers)
     spreads = _by_score(paper, entry.spreads.get(method, {}))
     readings = []
@@ -222,10 +224,27 @@ def _paper(name: str, values: dict[str, Any]) -> Paper:
         for column in method.columns:
             if column not in paper.columns:
                 raise unknown_name("column", column, paper.columns, key=f"methods.{key}.columns")
+        if method.run_of:
+            _check_run_of(paper, key)
     for key in paper.tables:
         _check_table(paper, key)
         cells(paper, key)
     return paper
+
+
+def _check_run_of(paper: Paper, name: str) -> None:
+    """Check the method whose run has the numbers of another one."""
+    method = paper.methods[name]
+    key = f"methods.{name}.run_of"
+    owners = [other for other, each in paper.methods.items() if not each.run_of]
+    find_name("method", method.run_of, owners, key=key)
+    for section in (*SETTINGS, "columns", "inferred"):
+        if getattr(method, section):
+            raise ConfigError(
+                f"methods.{name} must not have '{section}', because its numbers are read from the run of "
+                f"'{method.run_of}'.",
+                key=f"methods.{name}.{section}",
+            )
 
 
 def _check_table(paper: Paper, name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 from fedtailor.core.algorithm import Algorithm
@@ -18,15 +18,23 @@ R = TypeVar("R")
 
 
 def evaluate_global(report: RoundReport, roster: Roster, clients: Clients, model: Any) -> None:
-    """Score a global model on every known client's test examples, and on the complete test part if there is one."""
-    replies = clients.score(ScoreRequest(), model, roster.known, report.round)
-    scores = dict(_without_failures(report, replies, len(roster.known), "evaluate"))
-    report.evaluations.append(Evaluation("global", "none", "known", list(scores), list(scores.values())))
+    """Score a global model on every client's test examples, and on the complete test part if there is one."""
+    _score_global(report, clients, model, roster.known, new=False)
+    if roster.num_new:
+        _score_global(report, clients, model, roster.new, new=True)
     complete = clients.score_complete(ScoreRequest(), model, report.round)
     if isinstance(complete, Failure):
         add_event(report, "failed", -1, f"evaluate on the complete test part: {describe(complete)}")
     elif complete is not None:
         report.evaluations.append(Evaluation("global", "none", "known", [], [complete], "complete"))
+
+
+def _score_global(report: RoundReport, clients: Clients, model: Any, ids: Sequence[int], *, new: bool) -> None:
+    """Score a global model on the test examples of the known clients, or of the new ones."""
+    replies = clients.score(ScoreRequest(), model, ids, report.round)
+    scores = dict(_without_failures(report, replies, len(ids), "evaluate"))
+    who: Literal["known", "new"] = "new" if new else "known"
+    report.evaluations.append(Evaluation("global", "none", who, list(scores), list(scores.values())))
 
 
 def evaluate_personalized(

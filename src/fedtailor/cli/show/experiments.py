@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtailor.cli.show.console import percent, say, table
+from fedtailor.cli.show.console import duration, percent, say, table
 
 _CELLS = "A cell is one method on one data set and setting."
 
@@ -36,16 +37,67 @@ def _counts(entry: Mapping[str, Any]) -> list[str]:
     return [str(entry[name]) for name in ("cells", "available", "recorded")]
 
 
+def show_agenda(runs: Sequence[Mapping[str, Any]]) -> None:
+    """Print the runs of a table or plan in their order: state, time, and what the time is derived from."""
+    columns = ["", "paper", "table", "column", "method", "state", "time from", "seed", "time"]
+    rows = [
+        [
+            str(number),
+            *(str(each[name]) for name in ("paper", "table", "column", "method", "state")),
+            each["basis"] or "not known",
+            str(each["seed"]),
+            "-" if each["seconds"] is None else duration(each["seconds"]),
+        ]
+        for number, each in enumerate(runs, start=1)
+    ]
+    states = ("has a record", "to run", "too long", "skipped")
+    sums = [_sum(state, [each for each in runs if each["state"] == state]) for state in states]
+    sentence = "Times are by the wall clock; those not measured are estimates."
+    below = f"{'; '.join(text for text in sums if text)}. {sentence}"
+    table("Runs in their order", columns, rows, left=7, below=below)
+    for sentence in dict.fromkeys(reason for each in runs for reason in each["reasons"]):
+        say(f"missing: {sentence}")
+
+
+def _sum(state: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the number of runs in a state and their time; nothing if there are none."""
+    if not runs:
+        return ""
+    return f"{state}: {len(runs)} ({_total_time(runs)})"
+
+
+def _total_time(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the time of some runs together, and for how many it is not known."""
+    known = [each["seconds"] for each in runs if each["seconds"] is not None]
+    unknown = len(runs) - len(known)
+    if not known:
+        return "time not known"
+    more = f", {unknown} not known" if unknown else ""
+    return f"{duration(math.fsum(known))}{more}"
+
+
+def show_start(run: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -> None:
+    """Print which run starts, how long it will take, and how long those after it will."""
+    cell = f"{run['paper']}, table {run['table']}: {run['column']}, {run['method']}, seed {run['seed']}"
+    time = "time not known" if run["seconds"] is None else f"about {duration(run['seconds'])}, judged by {run['basis']}"
+    to_run = [each for each in later if each["state"] == "to run"]
+    rest = f"; then {len(to_run)} more ({_total_time(to_run)})" if to_run else ""
+    say(f"{cell}: {time}{rest}")
+
+
 def show_outcome(outcome: Mapping[str, Any]) -> None:
     """Print the outcome of a cell in one line."""
     cell = f"{outcome['column']}, {outcome['method']}, seed {outcome['seed']}"
-    if outcome["state"] in ("done", "trial"):
+    state = outcome["state"]
+    if state in ("done", "trial"):
         numbers = "; ".join(_number(score) for score in outcome["scores"].values())
         kept = f"record: {outcome['record']}" if outcome["record"] else "a trial: no record is kept"
         say(f"{cell}: {numbers} ({kept})")
+    elif state == "too long":
+        say(f"{cell}: left out, would take about {duration(outcome['seconds'])} (judged by {outcome['basis']})")
     else:
         reason = "; ".join(outcome["reasons"])
-        say(f"{cell}: {outcome['state']}{': ' if reason else ''}{reason}")
+        say(f"{cell}: {state}{': ' if reason else ''}{reason}")
 
 
 def _number(score: Mapping[str, Any]) -> str:
