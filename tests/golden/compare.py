@@ -88,7 +88,7 @@ def assert_update(visit, federation, client, update, constants, tolerance):
     harness.assert_close(upload["body"].value, body, tolerance)
     harness.assert_close(upload["means"].value, gaussian.means, tolerance)
     harness.assert_close(upload["covariance"].value, gaussian.covariance, tolerance)
-    pi = fda.prior(harness.examples(federation, client)[1], harness.CLASSES)
+    pi = fda.prior(harness.examples(federation, client)[1], harness.CLASSES, constants.smoothing)
     x, y = harness.examples(federation, client, "test")
     assert_scores(scores, fda.classify(features(body, x), gaussian, pi, constants), y, tolerance)
 

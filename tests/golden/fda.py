@@ -22,6 +22,7 @@ class Constants(NamedTuple):
     ridge: float = 1.0
     offset: float = 1e-4
     shrinkage: float = 1e-4
+    smoothing: float = 1e-4
 
 
 RELEASED = Constants()
@@ -145,7 +146,7 @@ def local_round(body, shared, x, y, batches, halves, training, constants, search
     The head is made from the global Gaussian and the client's prior, and stays; features are kept from every batch of
     every epoch, from before its step.
     """
-    pi = prior(y, len(shared.means))
+    pi = prior(y, len(shared.means), constants.smoothing)
     head = dict(zip(HEAD, discriminant(*shared, pi, constants.shrinkage)))
     trained, z, labels = sgd({**body, **head}, x, y, batches, training, BODY)
     beta = search(z, labels, halves, shared, pi, constants)
@@ -155,7 +156,7 @@ def local_round(body, shared, x, y, batches, halves, training, constants, search
 
 def evaluation(body, shared, x, y, kept, halves, constants, search):
     """A client's Gaussian, prior and beta at evaluation, from one pass over the ``kept`` positions."""
-    pi = prior(y, len(shared.means))
+    pi = prior(y, len(shared.means), constants.smoothing)
     z = features(body, x)
     beta = search(z, y, halves, shared, pi, constants)
     return blend(estimate(z[kept], y[kept], shared.means, constants, min_count=3), shared, beta), pi, beta

@@ -84,19 +84,34 @@ def test_a_new_client_trains_lower_layers_under_the_received_ones(recorder):
     assert all(torch.equal(visit.output[0].model[name], head[name]) for name in HEAD)
 
 
-def test_tuning_of_the_head_leaves_lower_layers_and_is_not_kept(recorder):
-    """The protocol of FedCR; a new client tunes after onboarding."""
-    federation, algorithm = harness.make_federation((*harness.LABELS, NEWCOMER), num_new=1), LGFedAvg(training=TRAINING)
-    recorder.run(algorithm, federation)
+def test_tuning_trains_lower_layers_under_the_frozen_shared_ones_and_is_not_kept(recorder):
+    """The final round of FedCR's released code; a new client tunes after onboarding."""
+    federation = harness.make_federation((*harness.LABELS, NEWCOMER), num_new=1)
+    recorder.run(LGFedAvg(training=TRAINING), federation)
     plain = [harness.arrays(recorder.visit(2, "personalize", client).output[0].model) for client in range(3)]
     recorder.run(LGFedAvg(training=TRAINING, finetune_epochs=3), federation)
     for client in range(3):
-        visit, (x, y) = recorder.visit(2, "personalize", client), harness.examples(federation, client)
+        visit = recorder.visit(2, "personalize", client)
+        x, y = harness.examples(federation, client)
         harness.assert_epochs(visit.plans[-1], len(y), TRAINING.batch_size, 3)
-        harness.assert_close(visit.output[0].model, sgd(plain[client], x, y, visit.plans[-1], TRAINING, HEAD)[0])
+        harness.assert_close(visit.output[0].model, sgd(plain[client], x, y, visit.plans[-1], TRAINING, BODY)[0])
+        assert all(torch.equal(visit.output[0].model[name], visit.shared.shared[name]) for name in HEAD)
         assert int(visit.output[0].steps) == len(visit.plans[-1])
-    assert describe(algorithm.adaptation) == "none"
-    assert describe(LGFedAvg(finetune_epochs=3).adaptation) == "3 epochs of the head"
+    assert describe(LGFedAvg().adaptation) == "none"
+    assert describe(LGFedAvg(finetune_epochs=3).adaptation) == "3 epochs of the lower layers"
+
+
+def test_tuning_under_two_shared_layers_leaves_both(recorder):
+    federation = make_federation(module(), (5, 9), ())
+    recorder.run(LGFedAvg(training=TRAINING, shared_layers=2, finetune_epochs=2), federation, rounds=1)
+    for client in (0, 1):
+        visit = recorder.visit(1, "personalize", client)
+        shared = visit.shared.shared
+        assert set(shared) == {"4.weight", "4.bias", "6.weight", "6.bias"}
+        state = recorder.visit(1, "train", client).output[0]
+        model = visit.output[0].model
+        assert all(torch.equal(model[name], shared[name]) for name in shared)
+        assert not torch.equal(model["0.weight"], state["0.weight"])
 
 
 def test_with_all_layers_shared_it_is_fedavg(recorder):

@@ -82,6 +82,14 @@ def test_ridge_and_offset(recorder, options):
     compare.assert_run(recorder, federation, algorithm, constants, tolerance=1e-10)
 
 
+def test_smoothing_of_the_prior(recorder):
+    """In training as in evaluation; here it is so large that a client's prior is nearly uniform."""
+    world = harness.federation()
+    algorithm = PFedFDA(training=TRAINING, prior_smoothing=0.5)
+    recorder.run(algorithm, world)
+    compare.assert_run(recorder, world, algorithm, fda.Constants(smoothing=0.5))
+
+
 def test_bytes_of_a_round(recorder):
     """|phi| + C d + d (d + 1) / 2 numbers of 4 bytes each way, and n_i up; the head is never sent."""
     federation = harness.make_federation()

@@ -121,3 +121,13 @@ def test_divergence_is_that_of_pytorch_and_sums_over_the_last_axis():
 def test_the_smallest_deviations_do_not_make_logarithms_infinite():
     value = kl(numbers(0.0), numbers(0.0), numbers(0.0), numbers(1.0))
     assert float(value) == pytest.approx(-np.log(1e-8) - 0.5)
+
+
+def test_deviations_are_kept_above_a_floor_in_both_logarithms_and_nowhere_else():
+    """Below 1e-8 the logarithms cancel, and (std_q^2 + difference^2) / (2 std_p^2) - 1/2 is left."""
+    both = kl(numbers(0.0), numbers(1e-10), numbers(0.0), numbers(2e-10))
+    assert float(both) == pytest.approx(1 / 8 - 1 / 2, rel=1e-12)
+    apart = kl(numbers(3e-10), numbers(1e-9), numbers(0.0), numbers(2e-9))
+    assert float(apart) == pytest.approx((1 + 0.09) / 8 - 1 / 2, rel=1e-12)
+    at_floor = kl(numbers(0.0), numbers(1e-8), numbers(0.0), numbers(2e-8))
+    assert float(at_floor) == pytest.approx(np.log(2) + 1 / 8 - 1 / 2, rel=1e-12)

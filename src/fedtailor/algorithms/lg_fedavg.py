@@ -16,8 +16,8 @@ Deviations:
 * In the paper a client that never took part predicts with an ensemble of the others' models. Here it trains lower
   layers from the common initialization for ``onboard_epochs``. Its model keeps the shared layers as received, so these
   stay frozen.
-* With ``finetune_epochs``, every client tunes a copy of its head before it predicts, as in FedCR's experiments. A new
-  client does so too, after onboarding.
+* With ``finetune_epochs``, every client tunes a copy of its lower layers under the frozen shared ones before it
+  predicts, as in the final round of FedCR's released code. A new client does so too, after onboarding.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from fedtailor.toolkit import (
     Range,
     Task,
     classification_loss,
-    fine_tune,
     train,
     tree,
+    untuned,
 )
 
 V = TypeVar("V")
@@ -84,14 +84,14 @@ class LGFedAvg(Algorithm[ServerState, Params, FineTuned]):
     shared_layers: Annotated[int, Range(ge=1)] = 1
     """Layers that are shared, from the top: 1 is the head alone. A normalization goes with the layer before it."""
     finetune_epochs: Annotated[int, Range(ge=0)] = 0
-    """Epochs that tune a copy of the head at the end; 0: predict with the head as it is."""
+    """Epochs that tune a copy of the lower layers at the end, under the shared ones; 0: predict without tuning."""
     onboard_epochs: Annotated[int, Range(ge=0)] = 20
     """Epochs that train the lower layers of a client that never took part."""
 
     @property
     def adaptation(self) -> Sequence[Adaptation]:
-        """Tuning of the head."""
-        return [FineTuning("head", epochs=self.finetune_epochs)]
+        """Tuning of the lower layers."""
+        return [FineTuning("lower", epochs=self.finetune_epochs)]
 
     @property
     def onboarding(self) -> Sequence[Adaptation]:
@@ -136,25 +136,25 @@ class LGFedAvg(Algorithm[ServerState, Params, FineTuned]):
     ) -> Onboarded:
         """Train the lower layers of the common initialization under the received ones."""
         lower = self.init_client(task, info, key)
-        if not lower:
-            return Onboarded(lower, 0)
-        trained = train(
-            task,
-            classification_loss,
-            lower,
-            context=download.shared.shared,
-            data=data.train,
-            key=key,
-            epochs=self.onboard_epochs,
-        )
-        return Onboarded(trained.params, trained.steps)
+        trained = self._train_lower(task, lower, download.shared.shared, data, key, self.onboard_epochs)
+        return Onboarded(trained.model, trained.steps)
 
     def personalize(
         self, task: Task, download: Download[ServerState], state: Params, data: ClientData, key: Key
     ) -> FineTuned:
-        """Join the client's lower layers and the received upper ones, and tune a copy of the head if asked to."""
-        model = {**state, **download.shared.shared}
-        return fine_tune(task, model, data.train, key=key, epochs=self.finetune_epochs, layers="head")
+        """Join the client's lower layers and the received upper ones, and tune a copy of the lower ones if asked to."""
+        shared = download.shared.shared
+        tuned = self._train_lower(task, state, shared, data, key.fold("finetune"), self.finetune_epochs)
+        return FineTuned({**tuned.model, **shared}, tuned.steps)
+
+    def _train_lower(
+        self, task: Task, lower: Params, shared: Params, data: ClientData, key: Key, epochs: int
+    ) -> FineTuned:
+        """Train a copy of the lower layers under the shared ones, which stay as they are."""
+        if not lower or epochs == 0:
+            return untuned(lower)
+        trained = train(task, classification_loss, lower, context=shared, data=data.train, key=key, epochs=epochs)
+        return FineTuned(trained.params, trained.steps)
 
     def _shared_names(self, task: Task) -> set[str]:
         """Return the names of the shared parameters and buffers.

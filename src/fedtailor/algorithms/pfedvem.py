@@ -26,8 +26,11 @@ the same. They differ in how they divide the data, and in what P leaves open:
 * C averages at least two uploads per round (P: any number): ``federation.min_clients`` = 2.
 * ``confidence`` = "uncertainty" or "deviation" keeps one term of eq. 8, in the divergence as in the aggregation (P: "in
   the confidence value"). The first round has rho = ``initial_scale`` all the same.
-* A client whose head is not finite after the E-step keeps the head from before, as in C. A client whose body is not
-  finite keeps its body from before; C lets it pass. Metrics ``head_restored`` and ``body_restored`` tell.
+* A client whose head is not finite after the E-step keeps the head from before, as in C, but at another time: here
+  before the body trains, so that the body trains under that head; in C at the end of the round, after the body has
+  trained under the broken one. C looks at the losses of the steps, which miss the last step; here the parameters
+  decide. A client whose body is not finite takes the received one; C lets it pass. Metrics ``head_restored`` and
+  ``body_restored`` tell.
 * rho^2 is kept above 1e-12, and deviations above 1e-8 in logarithms.
 * C's server momentum, 0 in all its configurations, is left out.
 * With ``federation.train`` = "cohort" the cohort alone trains: an approximation for many clients.
