@@ -131,9 +131,11 @@ def test_records_of_a_run(folder, capsys):
         assert tomllib.load(file)["federation"]["participation"] == "fixed(2)"
 
 
-def test_a_preset_that_needs_a_warning_warns(capsys):
-    code, _, err = outcome([*SMALL, "--set", "algorithm.preset=paper", "--out", "one"], capsys)
-    assert code == 0 and "note: pfedfda, preset 'paper'" in err
+@pytest.mark.parametrize("name", ["pfedfda", "fedlda"])
+def test_a_preset_that_needs_a_warning_warns(name, capsys):
+    options = [f"algorithm.name={name}", "--set", "algorithm.preset=paper", "--out", "one"]
+    code, _, err = outcome([*SMALL, "--set", *options], capsys)
+    assert code == 0 and f"note: {name}, preset 'paper'" in err
     assert "paper" in fedtailor.read_run("one").events[0]["text"]
 
 

@@ -5,12 +5,11 @@ import numpy as np
 from golden import fda
 from golden.network import BODY, average, features, log_softmax
 
-SHRINKAGE = 1e-4
 
-
-def head(shared, y):
+def head(shared, y, algorithm):
     """W and b of the server's Gaussian with the client's own frequencies."""
-    return fda.discriminant(*shared, fda.prior(y, len(shared.means)), SHRINKAGE)
+    pi = fda.prior(y, len(shared.means), algorithm.prior_smoothing)
+    return fda.discriminant(*shared, pi, algorithm.shrinkage)
 
 
 def centered(z, groups):
@@ -64,7 +63,7 @@ def refresh(z, y, shared, momentum, ridge):
 def local_round(body, shared, x, y, batches, algorithm):
     """A client's round: returns its body and its Gaussian."""
     settings = algorithm.training, algorithm.penalty, algorithm.penalty_centering
-    tuned = train(body, head(shared, y), x, y, batches, *settings)
+    tuned = train(body, head(shared, y, algorithm), x, y, batches, *settings)
     return tuned, refresh(features(tuned, x), y, shared, algorithm.momentum, algorithm.cov_ridge)
 
 

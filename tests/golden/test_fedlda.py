@@ -34,22 +34,22 @@ def assert_run(recorder, federation, algorithm, *, rounds=2):
             (batches,) = visit.plans
             harness.assert_epochs(batches, len(y), algorithm.training.batch_size, algorithm.training.epochs)
             updates[client] = lda.local_round(body, shared, x, y, batches, algorithm)
-            assert_update(visit, federation, client, *updates[client], shared)
+            assert_update(visit, federation, client, *updates[client], shared, algorithm)
         body, shared = lda.server_average(list(updates.values()), sizes)
         for client in [*federation.known, *federation.new]:
             own = updates[client][0] if algorithm.evaluated_body == "local" and client in updates else body
             personal, _, scores = recorder.visit(round, "personalize", client).output
-            assert_personal(personal, federation, client, own, shared)
+            assert_personal(personal, federation, client, own, shared, algorithm)
             x, y = harness.examples(federation, client, "test")
-            assert_scores(scores["clients"], logits_of(federation, client, own, shared), y, TOLERANCE)
+            assert_scores(scores["clients"], logits_of(federation, client, own, shared, algorithm), y, TOLERANCE)
 
 
-def logits_of(federation, client, body, shared):
-    weight, bias = lda.head(shared, harness.examples(federation, client)[1])
+def logits_of(federation, client, body, shared, algorithm):
+    weight, bias = lda.head(shared, harness.examples(federation, client)[1], algorithm)
     return features(body, harness.examples(federation, client, "test")[0]) @ weight.T + bias
 
 
-def assert_update(visit, federation, client, body, gaussian, shared):
+def assert_update(visit, federation, client, body, gaussian, shared, algorithm):
     """Compare a client's upload, and its scores right after training: its own body, the server's Gaussian."""
     _, upload, metrics, scores = visit.output
     assert set(upload) == {"body", "means", "covariance"}
@@ -57,24 +57,25 @@ def assert_update(visit, federation, client, body, gaussian, shared):
     harness.assert_close(upload["body"].value, body, TOLERANCE)
     harness.assert_close(upload["means"].value, gaussian.means, TOLERANCE)
     harness.assert_close(upload["covariance"].value, gaussian.covariance, TOLERANCE)
-    weight, _ = lda.head(shared, harness.examples(federation, client)[1])
-    condition = np.linalg.cond(fda.shrink(shared.covariance, lda.SHRINKAGE))
+    weight, _ = lda.head(shared, harness.examples(federation, client)[1], algorithm)
+    condition = np.linalg.cond(fda.shrink(shared.covariance, algorithm.shrinkage))
     harness.assert_close(metrics["max_head_weight"], np.abs(weight).max(), TOLERANCE)
     harness.assert_close(metrics["covariance_condition"], condition, 1e-9)
     harness.assert_close(metrics["feature_scale"], np.sqrt(np.diag(shared.covariance)).mean(), TOLERANCE)
     _, y = harness.examples(federation, client, "test")
-    assert_scores(scores, logits_of(federation, client, body, shared), y, TOLERANCE)
+    assert_scores(scores, logits_of(federation, client, body, shared, algorithm), y, TOLERANCE)
 
 
-def assert_personal(personal, federation, client, body, shared):
+def assert_personal(personal, federation, client, body, shared, algorithm):
     """Compare a personal model and its logits."""
     harness.assert_close(personal.body, body, TOLERANCE)
     harness.assert_close(personal.means, shared.means, TOLERANCE)
     harness.assert_close(personal.covariance, shared.covariance, TOLERANCE)
-    harness.assert_close(personal.prior, fda.prior(harness.examples(federation, client)[1], harness.CLASSES))
+    labels = harness.examples(federation, client)[1]
+    harness.assert_close(personal.prior, fda.prior(labels, harness.CLASSES, algorithm.prior_smoothing))
     x, _ = harness.examples(federation, client, "test")
     given = FedLDA().predict(federation.common_task, personal, torch.from_numpy(x))
-    harness.assert_close(given, logits_of(federation, client, body, shared), TOLERANCE)
+    harness.assert_close(given, logits_of(federation, client, body, shared, algorithm), TOLERANCE)
 
 
 OPTIONS = [
@@ -84,6 +85,8 @@ OPTIONS = [
     {"penalty": 2.0, "momentum": 0.2},
     {"penalty": 0.0},
     {"cov_ridge": 0.1},
+    {"shrinkage": 0.3},
+    {"prior_smoothing": 0.1},
     {"momentum": 0.0},
     {"momentum": 1.0},
 ]
@@ -95,6 +98,23 @@ def test_two_rounds(recorder, options):
     algorithm = FedLDA(training=TRAINING, **options)
     recorder.run(algorithm, federation)
     assert_run(recorder, federation, algorithm)
+
+
+def test_the_paper_preset_is_lda_as_written(recorder):
+    """Empirical frequencies, the covariance as it is estimated, and its inverse: nothing is added anywhere."""
+    federation = harness.make_federation()
+    algorithm = FedLDA.from_preset("paper", training=TRAINING)
+    recorder.run(algorithm, federation)
+    assert_run(recorder, federation, algorithm)
+    _, y = harness.examples(federation, 0)
+    assert len(set(y)) == harness.CLASSES
+    visit = recorder.visit(2, "personalize", 0)
+    means, covariance = visit.shared.means.numpy(), visit.shared.covariance.numpy()
+    weight = np.linalg.inv(covariance) @ means.T  # (d, classes)
+    bias = -0.5 * (means.T * weight).sum(0) + np.log(np.bincount(y) / len(y))
+    personal, *_ = visit.output
+    harness.assert_close(personal.head.weight, weight.T, TOLERANCE)
+    harness.assert_close(personal.head.bias, bias, TOLERANCE)
 
 
 SMALL = {

@@ -9,6 +9,7 @@ import torch
 
 from fedtailor.algorithms.fedlda import ClientState, FedLDA, ServerState, correlation
 from fedtailor.core.algorithm import Download
+from fedtailor.core.errors import RunError
 from fedtailor.core.federation import Federation, Split
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
@@ -170,6 +171,36 @@ def test_a_client_keeps_its_body_and_has_the_servers_before_it_trained():
         assert torch.equal(before.body[name], download.shared.body[name])
         assert torch.equal(after.body[name], update.upload["body"].value[name])
         assert not torch.equal(after.body[name], before.body[name])
+
+
+def test_a_covariance_without_an_inverse_has_no_classifier():
+    """Without shrinkage, neither the least-squares solution nor the inverse of a rounding error stands in for one."""
+    z, y, means, covariance = blobs(n=6)
+    task, data = client_with(z, y, 3)
+    algorithm = FedLDA.from_preset("paper")
+    singular = np.diag([1.0, 1.0, 1.0, 0.0])
+    indefinite = np.diag([1.0, 1.0, 1.0, -1e-9])
+    for matrix, has_classifier in ((covariance, True), (singular, False), (indefinite, False)):
+        download = Download(server(means, matrix))
+        personal = algorithm.personalize(algorithm.bind(task), download, (), data, new_key(0))
+        assert bool(torch.isfinite(personal.head.weight).all()) == has_classifier
+        assert bool(torch.isfinite(personal.head.bias).all()) == has_classifier
+        shrunk = FedLDA().personalize(FedLDA().bind(task), download, (), data, new_key(0))
+        assert torch.isfinite(shrunk.head.weight).all()
+
+
+def test_a_run_without_a_classifier_stops_with_a_sentence(recorder):
+    """With momentum 0 and as many examples as features, the covariance of features is singular from the first round."""
+    federation = harness.make_federation(([0, 1, 2], [1, 2, 0]))
+    algorithm = FedLDA.from_preset("paper", momentum=0.0, training=Training(lr=0.1, epochs=1))
+    with pytest.raises(RunError, match=r"round 4: none of the work of the 2 clients can be used; .* not finite"):
+        recorder.run(algorithm, federation, rounds=9)
+    kinds = [[(event["kind"], event["client"]) for event in report.events] for report in recorder.reports]
+    unusable = [("failed", 0), ("failed", 1)]  # the final model of each, which is scored and not kept
+    left_out = [("quarantine", 0), ("quarantine", 1)]
+    assert kinds == [unusable, left_out + unusable, left_out + unusable]
+    (sentence,) = algorithm.warnings(harness.task())
+    assert "not positive definite" in sentence and FedLDA().warnings(harness.task()) == []
 
 
 def test_features_that_are_always_zero_leave_the_classifier_finite(recorder):

@@ -258,9 +258,10 @@ def test_a_new_client_trains_the_common_head_on_the_final_body(recorder, options
 
 @pytest.mark.parametrize("combine_heads", [True, False])
 def test_tuning_of_the_head_leaves_the_body_and_is_not_kept(recorder, combine_heads):
-    """The protocol of FedCR: at the rate of training, not of the head's own phase; a new client tunes too."""
+    """Pitfall: the tuning must use the head's own rate, as the head's epochs in a round do; a new client tunes too."""
     federation = harness.make_federation(THREE, num_new=1)
-    algorithm = FedPAC(training=TRAINING, finetune_epochs=3, combine_heads=combine_heads)
+    algorithm = FedPAC(training=TRAINING, head_lr=0.03, finetune_epochs=3, combine_heads=combine_heads)
+    at_head_rate = replace(TRAINING, lr=algorithm.head_lr)
     recorder.run(replace(algorithm, finetune_epochs=0), federation)
     plain = {client: harness.arrays(recorder.reports[-1].personal[client].model) for client in range(3)}
     recorder.run(algorithm, federation)
@@ -269,7 +270,7 @@ def test_tuning_of_the_head_leaves_the_body_and_is_not_kept(recorder, combine_he
         visit, (x, y) = recorder.visit(2, "personalize", client), harness.examples(federation, client)
         batches = visit.plans[-1]
         harness.assert_epochs(batches, len(y), TRAINING.batch_size, 3)
-        w, *_ = sgd(plain[client], x, y, batches, TRAINING, HEAD)
+        w, *_ = sgd(plain[client], x, y, batches, at_head_rate, HEAD)
         harness.assert_close(visit.output[0].model, w, 1e-11)
         assert int(visit.output[0].steps) == len(batches)
 

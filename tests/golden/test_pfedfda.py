@@ -84,10 +84,10 @@ def test_ridge_and_offset(recorder, options):
 
 def test_smoothing_of_the_prior(recorder):
     """In training as in evaluation; here it is so large that a client's prior is nearly uniform."""
-    world = harness.federation()
+    federation = harness.make_federation()
     algorithm = PFedFDA(training=TRAINING, prior_smoothing=0.5)
-    recorder.run(algorithm, world)
-    compare.assert_run(recorder, world, algorithm, fda.Constants(smoothing=0.5))
+    recorder.run(algorithm, federation)
+    compare.assert_run(recorder, federation, algorithm, fda.Constants(smoothing=0.5))
 
 
 def test_bytes_of_a_round(recorder):

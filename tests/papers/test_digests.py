@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedtailor.experiment.config import make_config
-from fedtailor.papers.records import read_records, unused
+from fedtailor.papers.records import describe, read_records, read_score, unused
 from fedtailor.papers.tables import cells, expand, load_paper
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments"
@@ -26,6 +26,17 @@ def test_the_digest_of_a_record_is_that_of_its_cell(path):
     )
     assert cell.digest == record["digest"] and path.stem.endswith(f"-{cell.digest[:8]}")
     assert cell.values == record["config"]
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_the_scores_of_a_record_are_read_as_its_paper_reads_them_today(path):
+    record = json.loads(path.read_bytes())
+    cell = expand(
+        load_paper(record["paper"], FOLDER), record["table"], record["column"], record["method"], record["seed"]
+    )
+    read = {reading.name: describe(reading, read_score(reading, record["result"])) for reading in cell.readings}
+    assert record["scores"] == read
+    assert record["inferred"] == list(cell.inferred)
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)

@@ -202,6 +202,30 @@ def test_protocols():
     assert cr.data.test_share == 0.3 and cr.training.crop_padding == 4
 
 
+@pytest.mark.parametrize(
+    ("where", "point", "is_stated"),
+    [
+        (("pfedfda", "2", "cifar10_dir01", "fedpac"), "local", False),
+        (("fedlda", "1", "cifar10_wrn_500", "fedpac"), "personalized", False),
+        (("fedlda", "1", "cifar10_wrn_500", "fedlda"), "local", False),
+        (("fedcr", "2", "fmnist_1", "fedpac"), "personalized", True),  # after ten epochs of the head
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_paper_that_does_not_say_when_it_scored_has_an_inferred_point(where, point, is_stated):
+    name, *rest = where
+    cell = expand(paper(name), *rest)
+    assert [reading.score.point for reading in cell.readings] == [point]
+    assert ("point" not in cell.inferred) == is_stated
+
+
+def test_new_clients_of_a_method_that_is_scored_after_local_training_are_scored_personalized():
+    """They do not train in a round, so no result has a number of theirs at `local`."""
+    readings = expand(paper("pfedfda"), "4", "cifar10_new_clients", "fedpac").readings
+    points = {(reading.score.clients, reading.score.point) for reading in readings}
+    assert points == {("known", "local"), ("new", "personalized")}
+
+
 def test_equal_settings_of_two_tables_have_one_digest():
     tables = [
         expand(paper("pfedfda"), *where, "pfedfda") for where in (("1", "cifar100_s_100"), ("5", "cifar100_s_100"))
@@ -222,6 +246,16 @@ def test_a_stated_value_is_no_longer_inferred(tmp_path):
     assert expand(found, "1", "b", "tuned").values["training"]["epochs"] == 1
     assert expand(found, "1", "b", "tuned").readings[0].reference == 0.61
     assert expand(found, "1", "b", "fedavg").readings[0].reference is None
+
+
+def test_the_point_can_be_inferred_and_is_no_setting_of_a_run(tmp_path):
+    stated = expand(small(tmp_path), "1", "b", "tuned")
+    text = SMALL.replace('point = "personalized"', 'point = "local"\ninferred = ["point"]')
+    changed = expand(small(tmp_path, text), "1", "b", "tuned")
+    assert changed.inferred == ("data.clients", "point") and stated.inferred == ("data.clients",)
+    assert [cell.readings[0].score.point for cell in (stated, changed)] == ["personalized", "local"]
+    assert changed.digest == stated.digest
+    assert "point" not in expand(small(tmp_path, text), "1", "b", "fedavg").inferred
 
 
 @pytest.mark.parametrize(
@@ -248,6 +282,7 @@ def test_unknown_names(arguments, message, tmp_path):
         ("year = 2024", 'year = "2024"', "paper.year must be a whole number"),
         ('point = "global"', 'point = "globl"', "methods.fedavg.point must be one of"),
         ('["training.lr"]', '["training.lrr"]', "inferred names 'training.lrr', which nothing sets"),
+        ('["training.lr"]', '["point"]', "inferred names 'point', which nothing sets"),
         ("[tables.2]", "[tabels.2]", "unknown section 'tabels'; did you mean 'tables'?"),
         ('columns = ["b"]', 'columns = ["c"]', "unknown column 'c'"),
         ("[methods.fedavg.columns.b]", "[methods.fedavg.columns.c]", "unknown column 'c'"),

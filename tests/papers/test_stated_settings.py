@@ -28,11 +28,10 @@ HEAD_EPOCHS = {"fedrep": 9, "fedpac": 9}
 EXAMPLE_RATES = {"ditto": 0.5, "fedsr": 0.005, "fedcr": 0.05}
 """Learning rates of the release's example, which is CIFAR100, non-iid_2; those of all others are 0.01."""
 FINAL_ROUND = {
-    "fedavg": "none",  # the printed model is the global one
     "ditto": "none",  # the final round is one of training
     "lg_fedavg": "10 epochs of the lower layers",
 }
-"""What clients do before they predict; 10 epochs of the head elsewhere."""
+"""What clients do before they predict; 10 epochs of the head elsewhere. FedAvg is read from FedAvg-FT, before it."""
 
 
 @pytest.mark.parametrize("method", FEDCR_METHODS)

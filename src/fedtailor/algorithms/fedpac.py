@@ -11,10 +11,13 @@ up ``body`` (weight n_i), ``class_means`` under the trained body (weight n_i^c),
 which the server sees of every single client. Without ``combine_heads`` these two are not sent.
 
 Deviations:
-* Class means are weighted by their counts. The paper's code does not weight them; FedCR's code averages them in
-  running halves. The head has its own learning rate and epochs.
-* mu^c is the client's own m_c if no client has sent one yet. In the first round nothing is aligned.
-* A personal model has the new body and the combined head. The personal model of the paper's code is ``local`` here.
+* Class means are weighted by their counts, as in the paper's code. mu^c is the client's own m_c if no client has sent
+  one yet, and is kept if nobody in a cohort has the class. In the first round nothing is aligned.
+* The paper's code prints two accuracies of a round: before local training, which is ``personalized`` of the round
+  before here (the new body and the combined head), and after it, which is ``local``. They can differ by many points:
+  see "FedPAC's points" in docs/comparison.md.
+* ``finetune_epochs`` tune the combined head at the end, with the head's own rate ``head_lr``. The paper's code has no
+  such step; the comparison in FedCR's paper does.
 * A new client trains the common head.
 * Weights below 0.001 are dropped. A client keeps its own head if its weights cannot be found.
 """
@@ -82,7 +85,7 @@ class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
     head_epochs: Annotated[int, Range(ge=0)] = 1
     """Epochs of the head on the received body, before those of the body."""
     head_lr: Annotated[float, Range(gt=0)] = 0.1
-    """Learning rate of the head."""
+    """Learning rate of the head: in a round, in its tuning at the end, and for a new client."""
     combine_heads: bool = True
     """Whether a client receives a combination of all heads, or keeps its own."""
     finetune_epochs: Annotated[int, Range(ge=0)] = 0
@@ -225,7 +228,15 @@ class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
     ) -> FineTuned:
         """Join the received body with the client's head, and tune a copy of the head if asked to."""
         model = {**download.shared.body, **self._head(download, state)}
-        return fine_tune(task, model, data.train, key=key, epochs=self.finetune_epochs, layers="head")
+        return fine_tune(
+            task,
+            model,
+            data.train,
+            key=key,
+            epochs=self.finetune_epochs,
+            layers="head",
+            training=replace(task.training, lr=self.head_lr),
+        )
 
     def _head(self, download: Download[ServerState], state: ClientState) -> Params:
         """Return the combined head, or the client's own if it is new or heads are not combined."""

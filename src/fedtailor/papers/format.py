@@ -35,7 +35,9 @@ class Layer:
     """A part of a configuration. A later layer wins over an earlier one."""
 
     inferred: tuple[str, ...] = ()
-    """Keys, such as ``training.lr``, whose values neither the paper nor its released code states."""
+    """Keys, such as ``training.lr``, whose values neither the paper nor its released code states.
+
+    In a method, also ``point``."""
     data: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     algorithm: dict[str, Any] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedtailor.core.errors import ConfigError, DataError, find_name, unknown_name
-from fedtailor.papers.format import SETTINGS, Column, Layer, Method, Score, Source, Table, build_section
+from fedtailor.papers.format import SETTINGS, Column, Layer, Method, Point, Score, Source, Table, build_section
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ def expand(paper: Paper, table: str, column: str, method: str, seed: int = 0) ->
     readings = []
     for name, numbers in _by_score(paper, entry.reference[method]).items():
         score = paper.scores[name]
-        score = dataclasses.replace(score, point=score.point or chosen.point)
+        score = dataclasses.replace(score, point=_point(score, chosen))
         reference = _fraction(entry, numbers, column)
         readings.append(Reading(name, score, reference, _fraction(entry, spreads.get(name), column)))
     return Cell(paper, table, column, method, seed, {"seed": seed, **values}, inferred, tuple(readings))
@@ -168,6 +168,12 @@ def find_table(paper: Paper, name: str) -> str:
     return find_name(f"table of {paper.name}", name, paper.tables, key="table")
 
 
+def _point(score: Score, method: Method) -> Point:
+    """Return the evaluation point of a number. New clients do not train in a round, so they have no ``local``."""
+    point = score.point or method.point
+    return "personalized" if score.clients == "new" and point == "local" else point
+
+
 def _merge(layers: list[Layer]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Merge layers; later ones win. A value is inferred only if the layer that set it last says so."""
     values: dict[str, Any] = {}
@@ -178,9 +184,11 @@ def _merge(layers: list[Layer]) -> tuple[dict[str, Any], tuple[str, ...]]:
                 values.setdefault(section, {})[name] = value
                 inferred.pop(f"{section}.{name}", None)
         inferred |= dict.fromkeys(layer.inferred)
+    methods = [layer for layer in layers if isinstance(layer, Method)]
     for key in inferred:
         section, _, name = key.partition(".")
-        if name not in values.get(section, {}):
+        is_point = key == "point" and any(key in method.inferred for method in methods)
+        if name not in values.get(section, {}) and not is_point:
             raise ConfigError(f"inferred names '{key}', which nothing sets.", key="inferred", got=key)
     return {section: values[section] for section in SETTINGS if section in values}, tuple(sorted(inferred))
 
