@@ -143,4 +143,5 @@ def test_a_new_client_runs_the_evaluation_step_only(recorder, labels, mode):
     visit = recorder.visit(2, "personalize", 2)
     assert visit.plans == [] and (1, "train", 2) not in recorder.visits
     assert_same_bits(visit.output[0].body, visit.shared.body)
-    assert [evaluation.clients for evaluation in recorder.reports[1].evaluations].count("new") == 1
+    of_new_clients = [one.point for one in recorder.reports[1].evaluations if one.clients == "new"]
+    assert of_new_clients == ["global", "personalized"]
