@@ -8,7 +8,9 @@ from typing import Any
 
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.progress import Progress
+from fedtailor.experiment.records import read_run
 from fedtailor.experiment.run import run, unused_folder
+from fedtailor.papers.clients import client_columns
 from fedtailor.papers.records import Record, make_record
 from fedtailor.papers.tables import Cell
 
@@ -42,4 +44,6 @@ def run_cell(
         given.append(("federation.rounds", rounds))
     result = run(make_config(cell.values, given), out=folder, progress=progress)
     provenance = json.loads((folder / "provenance.json").read_bytes())
-    return make_record(cell, result, provenance)
+    record = make_record(cell, result, provenance)
+    record["clients"] = client_columns(read_run(folder).clients)
+    return record
