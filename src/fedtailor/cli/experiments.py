@@ -170,8 +170,8 @@ def compare_(
         say(f"note: {who} to settings that are no longer in any table; not shown.")
 
 
-@experiments_app.command(cls=Command)
-def difference(
+@experiments_app.command("difference", cls=Command)
+def difference_(
     paper: PaperName,
     table: TableName,
     column: Annotated[str, typer.Argument(metavar="COLUMN", help="Column of the table.")],
@@ -183,19 +183,20 @@ def difference(
 ) -> None:
     """Compare the accuracies of two methods client by client, over all seeds that have a record of both."""
     from fedtailor.cli.show.experiments import show_difference
-    from fedtailor.papers.clients import difference
+    from fedtailor.papers.paired import difference
     from fedtailor.papers.records import read_records
     from fedtailor.papers.tables import expand, load_paper
 
     loaded = load_paper(paper)
-    cells = [expand(loaded, table, column, method) for method in (first, second)]
-    found = difference(*cells, read_records(_results_folder(results), loaded.name))
+    own = expand(loaded, table, column, first)
+    other = expand(loaded, table, column, second)
+    found = difference(own, other, read_records(_results_folder(results), loaded.name))
     record = {
         "paper": loaded.name,
-        "table": cells[0].table,
-        "column": cells[0].column,
-        "methods": [cell.method for cell in cells],
-        "points": [cell.readings[0].score.point for cell in cells],
+        "table": own.table,
+        "column": own.column,
+        "methods": [own.method, other.method],
+        "points": [own.readings[0].score.point, other.readings[0].score.point],
         "figure": found.figure,
         "clients": found.num_clients,
         "difference": found.value,

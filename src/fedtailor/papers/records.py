@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,13 +70,8 @@ def write_record(folder: Path, record: Record) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as reason:
         raise unwritable(path.parent, reason) from reason
-    write_whole(path, _with_short_lists(to_json(record, indent=1)) + "\n")
+    write_whole(path, to_json(record, indent=1) + "\n")
     return path
-
-
-def _with_short_lists(text: str) -> str:
-    """Return indented JSON in which a list of numbers, some of them null, is one line."""
-    return re.sub(r"\[\n[-+.,\deEnul\s]*\]", lambda found: " ".join(found[0].split()), text)
 
 
 def read_records(folder: Path, paper: str) -> list[Record]:

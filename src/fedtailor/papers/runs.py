@@ -8,9 +8,8 @@ from typing import Any
 
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.progress import Progress
-from fedtailor.experiment.records import read_run
+from fedtailor.experiment.records import Run, read_run
 from fedtailor.experiment.run import run, unused_folder
-from fedtailor.papers.clients import client_columns
 from fedtailor.papers.records import Record, make_record
 from fedtailor.papers.tables import Cell
 
@@ -45,5 +44,32 @@ def run_cell(
     result = run(make_config(cell.values, given), out=folder, progress=progress)
     provenance = json.loads((folder / "provenance.json").read_bytes())
     record = make_record(cell, result, provenance)
-    record["clients"] = client_columns(read_run(folder).clients)
+    record["by_client"] = scores_by_client(read_run(folder))
     return record
+
+
+def scores_by_client(finished: Run) -> Record:
+    """Return lists with one entry per client that takes part in training, for paired comparisons and figures.
+
+    ``correct`` holds per evaluation point how many of the client's test examples are classified correctly after the
+    last round, and None where the client was not evaluated. ``diagnostics`` are those of the personalized models.
+    """
+    last = [
+        record
+        for record in finished.clients
+        if record["round"] == finished.rounds[-1]["round"] and record.get("clients") == "known"
+    ]
+    evaluated = [record for record in last if record["test_set"] == "clients" and "accuracy" in record]
+    number_of_clients = max((record["client"] for record in evaluated), default=-1) + 1
+    by_client: Record = {"correct": {}, "diagnostics": {}}
+    for record in evaluated:
+        client = record["client"]
+        for name in ("num_train", "num_test", "condition"):
+            if name in record:
+                by_client.setdefault(name, [None] * number_of_clients)[client] = record[name]
+        correct = by_client["correct"].setdefault(record["point"], [None] * number_of_clients)
+        correct[client] = round(record["accuracy"] * record["num_test"])
+        if record["point"] == "personalized":
+            for name, number in record.get("diagnostics", {}).items():
+                by_client["diagnostics"].setdefault(name, [None] * number_of_clients)[client] = round(number, 6)
+    return by_client

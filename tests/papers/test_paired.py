@@ -1,6 +1,5 @@
-"""Scores of single clients in records, and differences client by client."""
+"""The difference between two methods, client by client."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,42 +8,13 @@ import pytest
 from scipy.stats import ttest_rel
 
 from fedtailor.core.errors import DataError
-from fedtailor.papers.clients import client_columns, difference
-from fedtailor.papers.records import write_record
+from fedtailor.papers.paired import difference
 from fedtailor.papers.tables import expand, load_paper
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments"
-SIZES = [10, 20, 40, 0]
-FIRST = [[5, 15, 20, 0], [6, 11, 30, 0]]
-SECOND = [[4, 16, 10, 0], [7, 10, 20, 0]]
-
-
-def line(round_number, client, accuracy, **changes):
-    usual = {"round": round_number, "client": client, "point": "personalized", "clients": "known"}
-    return usual | {"test_set": "clients", "num_train": 3, "num_test": 8, "accuracy": accuracy} | changes
-
-
-def test_columns_hold_the_last_round_by_point():
-    lines = [
-        line(1, 0, 0.5),
-        line(2, 0, 0.75, diagnostics={"beta_means": 0.12345678, "scale": None}),
-        line(2, 1, 0.25, diagnostics={"beta_means": 1.0, "scale": 2.0}),
-        line(2, 0, 1.0, test_set="validation"),
-        line(2, 7, 0.5, clients="new", condition="frost-3"),
-        {"round": 2, "client": 0, "point": "training", "metrics": {"loss": 1.0}},
-        line(2, 1, 0.125, point="global"),
-    ]
-    columns = client_columns(lines)
-    assert columns["known"]["personalized"] == {
-        "client": [0, 1],
-        "num_train": [3, 3],
-        "num_test": [8, 8],
-        "correct": [6, 2],
-        "beta_means": [0.123457, 1.0],
-        "scale": [None, 2.0],
-    }
-    assert columns["known"]["global"]["correct"] == [1]
-    assert columns["new"]["personalized"]["condition"] == ["frost-3"]
+SIZES = [10, 20, 40, None]
+FIRST = [[5, 15, 20, None], [6, 11, 30, None]]
+SECOND = [[4, 16, 10, None], [7, 10, 20, None]]
 
 
 def cell(method, figure="pooled"):
@@ -54,9 +24,8 @@ def cell(method, figure="pooled"):
 
 
 def record(one, seed, correct, split="a"):
-    columns = {"client": [0, 1, 2, 3], "num_test": SIZES, "correct": correct}
-    clients = {"known": {"personalized": columns}}
-    return {"digest": one.digest, "seed": seed, "clients": clients, "provenance": {"split_sha256": split}}
+    by_client = {"num_test": SIZES, "correct": {"personalized": correct}}
+    return {"digest": one.digest, "seed": seed, "by_client": by_client, "provenance": {"split_sha256": split}}
 
 
 def records(first, second, **changes):
@@ -100,16 +69,10 @@ def test_records_that_cannot_be_compared_are_refused():
         difference(first, second, [record(first, 0, FIRST[0]), record(second, 1, SECOND[0])])
     with pytest.raises(DataError, match="seed 0: the records are of other clients"):
         difference(first, second, [record(first, 0, FIRST[0]), record(second, 0, SECOND[0], split="b")])
+    fewer = record(second, 0, [None, *SECOND[0][1:]])
+    with pytest.raises(DataError, match="seed 0: the records are of other clients"):
+        difference(first, second, [record(first, 0, FIRST[0]), fewer])
     old = record(first, 0, FIRST[0])
-    del old["clients"]
+    del old["by_client"]
     with pytest.raises(DataError, match="no scores of single clients at the evaluation point 'personalized'"):
         difference(first, second, [old, record(second, 0, SECOND[0])])
-
-
-def test_a_list_of_numbers_is_one_line_of_a_record(tmp_path):
-    one = cell("pfedfda")
-    text = "a list:\n[1,  2]"
-    written = record(one, 0, FIRST[0]) | {"paper": "p", "column": "c", "method": "m", "note": [text], "none": [None, 1]}
-    path = write_record(tmp_path, written)
-    assert json.loads(path.read_text()) == written
-    assert '"num_test": [ 10, 20, 40, 0 ],' in path.read_text() and '"none": [ null, 1 ]' in path.read_text()

@@ -1,46 +1,14 @@
-"""Scores of single clients in records, and the difference between two methods client by client. No torch."""
+"""The difference between two methods, client by client, from their records. No torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fedtailor.core.errors import DataError
 from fedtailor.papers.records import Record, records_of
 from fedtailor.papers.tables import Cell, Reading
-
-_DECIMALS = 6
-
-
-def client_columns(lines: Iterable[Mapping[str, Any]]) -> Record:
-    """Return the scores and diagnostics of all clients after the last round, for a record.
-
-    Args:
-        lines: those of ``clients.jsonl``.
-
-    Returns:
-        By ``known`` or ``new`` clients, then by evaluation point: columns of equal length with a value per client, in
-        the order of the lines. ``correct`` counts the correct predictions among ``num_test`` test examples;
-        ``condition`` is there if examples are corrupted; diagnostics, such as ``beta_means``, have six decimals.
-    """
-    scored = [line for line in lines if line.get("test_set") == "clients"]
-    last = max((line["round"] for line in scored), default=0)
-    found: Record = {}
-    for line in scored:
-        if line["round"] == last:
-            columns = found.setdefault(line["clients"], {}).setdefault(line["point"], {})
-            for name, value in _numbers(line).items():
-                columns.setdefault(name, []).append(value)
-    return found
-
-
-def _numbers(line: Mapping[str, Any]) -> Record:
-    """Return the numbers of one client for a record."""
-    numbers = {name: line[name] for name in ("client", "condition", "num_train", "num_test") if name in line}
-    numbers["correct"] = round((line.get("accuracy") or 0.0) * line["num_test"])
-    diagnostics = line.get("diagnostics", {})
-    return numbers | {name: None if value is None else round(value, _DECIMALS) for name, value in diagnostics.items()}
 
 
 class Interval(NamedTuple):
@@ -114,34 +82,38 @@ def difference(first: Cell, second: Cell, records: Sequence[Record]) -> Differen
 def _gaps(first: Cell, second: Cell, own: Record, other: Record) -> _Gaps:
     """Return the differences of the clients between two records of one seed."""
     split = str(own["provenance"]["split_sha256"])
-    ours = _columns(first, own)
-    theirs = _columns(second, other)
-    if other["provenance"]["split_sha256"] != split or theirs["client"] != ours["client"]:
+    ours = _correct(first, own)
+    theirs = _correct(second, other)
+    scored = _scored(ours)
+    if other["provenance"]["split_sha256"] != split or _scored(theirs) != scored:
         raise DataError(
             f"{first.method} and {second.method} on {first.column}, seed {own['seed']}: the records are of other "
             "clients, or of other examples, so they cannot be compared client by client.",
             key="results",
         )
-    tested = [client for client, num_test in enumerate(ours["num_test"]) if num_test]
-    sizes = [ours["num_test"][client] for client in tested]
-    values = [(ours["correct"][client] - theirs["correct"][client]) / ours["num_test"][client] for client in tested]
+    sizes = [own["by_client"]["num_test"][client] for client in scored]
+    values = [(ours[client] - theirs[client]) / size for client, size in zip(scored, sizes, strict=True)]
     if _figure(first) == "mean":
-        sizes = [1] * len(tested)
+        sizes = [1] * len(scored)
     return _Gaps(values, [size / sum(sizes) for size in sizes], split)
 
 
-def _columns(cell: Cell, record: Record) -> Mapping[str, list[Any]]:
-    """Return the columns of the clients at the evaluation point of a cell's first score."""
-    score = _first_reading(cell).score
-    columns = record.get("clients", {}).get(score.clients, {}).get(score.point)
-    if columns is None:
+def _correct(cell: Cell, record: Record) -> list[Any]:
+    """Return each client's correct predictions at the point of a cell's first score; None for one without a score."""
+    point = _first_reading(cell).score.point
+    correct = record.get("by_client", {}).get("correct", {}).get(point)
+    if correct is None:
         raise DataError(
             f"the record of {cell.method} on {cell.column}, seed {record['seed']}, has no scores of single clients at "
-            f"the evaluation point '{score.point}', as records of earlier versions. Remove it, and run the cell again.",
+            f"the evaluation point '{point}', as records of earlier versions. Remove it, and run the cell again.",
             key="results",
         )
-    found: Mapping[str, list[Any]] = columns
-    return found
+    return list(correct)
+
+
+def _scored(correct: Sequence[int | None]) -> list[int]:
+    """Return the clients that have a score."""
+    return [client for client, number in enumerate(correct) if number is not None]
 
 
 def _first_reading(cell: Cell) -> Reading:
