@@ -2,13 +2,14 @@
 
 import json
 import tomllib
+from pathlib import Path
 
 import pytest
 
 from fedtailor.cli.experiments import experiments_app
 from fedtailor.cli.main import main
 
-COMMANDS = ("list", "show", "run", "compare")
+COMMANDS = ("list", "show", "run", "compare", "difference")
 
 PAPER = """
 [paper]
@@ -165,6 +166,25 @@ def test_run_keeps_a_record_of_each_cell_and_runs_none_twice(call, folder):
     code, out, err = call("compare")
     assert code == 0 and "small, table 1" in out and "5 of 9 numbers have no record yet" in out
     assert "note: A note." in err
+
+
+def test_the_difference_of_two_methods(call, folder):
+    for seed in ("0", "1"):
+        as_json(call("run", "small", "1", "--column", "quarter", "--seed", seed, "--json"))
+    found = as_json(call("difference", "small", "1", "quarter", "fedavg_ft", "fedavg", "--json"))
+    scores = {
+        (record["method"], record["seed"]): record["scores"]["accuracy"]["value"]
+        for record in map(json.loads, map(Path.read_text, (folder / "experiments/results/small").iterdir()))
+    }
+    by_seed = {str(seed): scores["fedavg_ft", seed] - scores["fedavg", seed] for seed in (0, 1)}
+    assert found["by_seed"] == pytest.approx(by_seed)
+    assert found["difference"] == pytest.approx(sum(by_seed.values()) / 2)
+    assert (found["figure"], found["clients"], found["points"]) == ("mean", 3, ["personalized", "global"])
+    assert found["interval_over_seeds"]["low"] <= found["difference"] <= found["interval_over_seeds"]["high"]
+    code, out, _ = call("difference", "small", "1", "quarter", "fedavg_ft", "fedavg")
+    assert code == 0 and "seed 1" in out and "3 clients, all with the same weight" in out
+    code, _, err = call("difference", "small", "1", "plain", "fedavg_ft", "fedavg")
+    assert code == 4 and "no seed has a record of both fedavg_ft and fedavg on plain" in err
 
 
 def test_records_of_other_settings_are_not_compared(call, folder):

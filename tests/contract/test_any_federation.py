@@ -52,7 +52,7 @@ VARIANTS = {
     "moon": [{"penalty": 5.0, "temperature": 0.1}],
     "perfedavg": [{"variant": "first_order", "adapt_steps": 3}, {"inner_lr": 0.1}],
     "pfedbayes": [{"draws": 2, "mixing": 0.5}],
-    "pfedfda": [{"beta": "multi"}, {"beta": "none"}, {"evaluate_drop_last": True}],
+    "pfedfda": [{"beta": "multi"}, {"beta": "none"}, {"evaluate_drop_last": True}, {"prior": "blend"}],
     "pfedvem": [
         {"confidence": "uncertainty"},
         {"confidence": "deviation", "head_lr": 1e-5},

@@ -57,6 +57,44 @@ def test_the_split_is_that_of_the_release(n: int) -> None:
     assert np.array_equal(rows.train, train) and np.array_equal(rows.test, test)
 
 
+def test_the_subsampling_of_the_release_is_one_stream_over_the_clients() -> None:
+    """The release draws two samples per client from one stream: what it keeps, and validation examples of the rest."""
+    options = DataOptions(fraction=0.5, test_share=0.0, subsampling="release")
+    generator = np.random.RandomState(0)
+    clients = [np.arange(5), np.arange(10, 17), np.arange(20, 24)]
+    kept = [split_client(positions, options, 42, 0, generator) for positions in clients]
+
+    released = np.random.RandomState(0)
+    for positions, rows in zip(clients, kept, strict=True):
+        train = positions[np.random.RandomState(42).permutation(len(positions))]
+        drawn = released.choice(np.arange(len(train)), size=int(0.5 * len(train)), replace=False)
+        rest = np.setdiff1d(np.arange(len(train)), drawn)
+        released.choice(rest, size=int((1 - 0.5) * len(rest)), replace=False)
+        assert rows.train.tolist() == train[drawn].tolist()
+        assert len(rows.val) == len(rows.test) == 0
+    # by hand: seed 42 shuffles five examples to 1 4 2 0 3, and seed 0 draws places 2 and 0 of them
+    assert kept[0].train.tolist() == [2, 1]
+
+
+def test_the_subsampling_of_the_release_has_its_own_seed_and_leaves_the_test_part_alone() -> None:
+    nested = DataOptions(partition="iid", clients=4, fraction=0.25)
+    release = dataclasses.replace(nested, subsampling="release")
+    first, second = (divide(options, run_seed=0) for options in (nested, release))
+    whole = divide(dataclasses.replace(nested, fraction=1.0), run_seed=0)
+    for rows, other, every in zip(first.rows, second.rows, whole.rows, strict=True):
+        assert np.array_equal(rows.test, other.test)
+        assert len(rows.train) == len(other.train) and set(other.train) < set(every.train)
+        assert set(rows.train) != set(other.train)
+    assert second.options.subsampling == "release"
+    generator = np.random.RandomState(0)
+    for seed in (42, 7):
+        reseeded = divide(dataclasses.replace(release, seed=seed), run_seed=0)
+        parts = divide(dataclasses.replace(nested, fraction=1.0, seed=seed), run_seed=0)
+        place = generator.permutation(len(parts.rows[0].train))[0]
+        assert reseeded.rows[0].train[0] == parts.rows[0].train[place]
+        generator = np.random.RandomState(0)
+
+
 def test_a_share_of_three_tenths_rounds_as_released_codes_do() -> None:
     assert len(split_client(np.arange(700), DataOptions(test_share=0.3), 0).train) == 489  # int(700 * 0.7)
 
@@ -111,6 +149,11 @@ def test_clients_without_test_examples_are_noted() -> None:
         ({"seed": -1}, "data.seed must be >= 0, got -1."),
         ({"split": "s.json", "fraction": 0.5}, "data.fraction = 0.5 has no effect, because data.split is given"),
         ({"split": "s.json", "clients": 7}, "data.clients = 7 has no effect"),
+        ({"split": "s.json", "subsampling": "release"}, "data.subsampling = 'release' has no effect"),
+        ({"subsampling": "release"}, "data.subsampling = 'release' needs data.fraction < 1, got 1.0"),
+        ({"subsampling": "release", "fraction": 0.5, "train_size": 9}, "needs data.train_size = 0, got 9"),
+        ({"subsampling": "release", "fraction": 0.5, "val_fraction": 0.1}, "needs data.val_fraction = 0, got 0.1"),
+        ({"subsampling": "released"}, "data.subsampling must be one of"),
         ({"mean": (0.5,)}, "data.mean needs data.std as well"),
         ({"mean": (0.5,), "std": (0.5,), "normalize": "training"}, "data.normalize = 'training' has no effect"),
         ({"image_size": 32}, "data.image_size = 32 has no effect, because data.path is not given"),

@@ -3,7 +3,7 @@
 Beta minimizes the cross-validated loss of the classifier of the blended model (pFedFDA: McLaughlin and Su 2024,
 "Personalized Federated Learning via Feature Distribution Adaptation", NeurIPS). One decomposition per fold makes
 both covariances diagonal, so that any number of blends costs no further factorization. Nothing branches on data;
-everything runs under ``torch.func.vmap`` and in float64.
+everything runs under ``torch.func.vmap`` and in float64. The same search finds the weight of a blended class prior.
 """
 
 from __future__ import annotations
@@ -176,6 +176,30 @@ def _mean_loss(fold: Fold, log_prior: Tensor, betas: Tensor) -> Tensor:
     loss = cross_entropy(logits, fold.labels.expand(betas.shape[0], -1), reduction="none")  # (k, half)
     total = fold.weight.sum()
     return torch.where(fold.weight > 0, loss, 0.0) @ fold.weight / torch.where(total > 0, total, 1.0)
+
+
+def blend_frequencies(class_counts: Real[Tensor, "classes"]) -> Float64[Tensor, "classes"]:
+    """Blend class frequencies with equally likely classes, by leave-one-out cross-validation.
+
+    The weight w of the frequencies minimizes the cross-entropy of every example's class, given the others:
+    ``-sum_c n_c log(w (n_c - 1) / (n - 1) + (1 - w) / C)``, over the multiples of 2^-12. It is 0 where nothing
+    speaks for the frequencies, as with one example, and 1 only if every class that is there has two examples.
+
+    Reference: Jelinek and Mercer 1980, "Interpolated estimation of Markov source parameters from sparse data", in
+    Pattern Recognition in Practice; there with held-out data.
+    """
+    counts = class_counts.double()
+    total = counts.sum()
+    num_classes = counts.shape[0]
+    frequencies = counts / total.clamp_min(1.0)
+    among_others = (counts - 1.0).clamp_min(0.0) / (total - 1.0).clamp_min(1.0)
+
+    def loss(weights: Tensor) -> Tensor:
+        predicted = weights[:, :1] * among_others + (1.0 - weights[:, :1]) / num_classes  # (k, classes)
+        return torch.where(counts > 0, -counts * predicted.log(), 0.0).sum(1)
+
+    (weight, _), _ = search_beta(loss, "single", like=counts)
+    return gaussian.blend(frequencies, torch.full_like(counts, 1.0 / num_classes), weight)
 
 
 def search_beta(

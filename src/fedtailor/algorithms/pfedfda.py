@@ -20,6 +20,10 @@ Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P
 * beta: ``single`` as in P and its main tables (the default of C is ``multi``). Both describe variants of L-BFGS. We
   search the multiples of 2^-12 from a coarse grid down, with one matrix decomposition per fold, and take the smallest
   beta of a tie.
+* The prior pi_i is that of C: class frequencies with 1e-4 added to each (P: frequencies). A class of which a client has
+  merely seen no example yet is then all but ruled out, which costs much if the client has a handful of examples.
+  ``prior`` offers two estimates of our own. The weight of ``blend`` is found by leaving out one example at a time, from
+  class counts alone: the folds of beta cannot find it, since every class that is judged is also in the other half.
 * Initial means are uniform in [0, 1], as in C. P says spherical Gaussian, which suits rectified features worse.
 * Statistics use the features of all epochs, taken before each step, as in C. So both folds share examples.
 * C drops the last, shorter batch in training. Here ``training.drop_last`` decides, and is off by default.
@@ -41,7 +45,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.algorithms._beta_search import find_beta
+from fedtailor.algorithms._beta_search import blend_frequencies, find_beta
 from fedtailor.toolkit import (
     BODY,
     CLOSED_FORM,
@@ -139,8 +143,12 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
     """Added to the diagonal of the local covariance."""
     cov_offset: Annotated[float, Range(ge=0)] = 1e-4
     """Added to every entry of the local covariance."""
+    prior: Literal["floor", "pseudo_count", "blend"] = "floor"
+    """The client's class prior. floor: its class frequencies, with prior_smoothing added to each; pseudo_count: those
+    with prior_smoothing more examples of every class; blend: a cross-validated blend of its class frequencies and
+    equally likely classes, then as floor."""
     prior_smoothing: Annotated[float, Range(gt=0)] = 1e-4
-    """Added to every class frequency of the prior."""
+    """Added to every class frequency of the prior; with pseudo_count, a number of examples of every class."""
     evaluate_min_class_count: Annotated[int, Range(ge=1)] = 3
     """At evaluation, a class with fewer training examples takes its mean from the server."""
     evaluate_drop_last: bool = False
@@ -175,7 +183,7 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
     ) -> ClientUpdate:
         """Train the body under the frozen classifier, then estimate and blend the Gaussian."""
         shared = download.shared
-        prior = gaussian.smooth_prior(data.info.class_counts, self.prior_smoothing)
+        prior = self._class_prior(data.info.class_counts)
         head = _head(shared.means, shared.covariance, prior)
         trained = train(task, body_loss, shared.body, context=head, data=data.train, key=key, collect="all")
         seen = trained.collected_examples()
@@ -216,7 +224,7 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
         if self.evaluate_drop_last:
             examples = _whole_batches(examples, task.training.batch_size, key)
         features = cached_features(task, shared.body, examples, key=key)
-        prior = gaussian.smooth_prior(data.info.class_counts, self.prior_smoothing)
+        prior = self._class_prior(data.info.class_counts)
         blend = self._blend(task, shared, features, prior, state, key, min_count=self.evaluate_min_class_count)
         return _personal(shared.body, blend, prior)
 
@@ -238,6 +246,15 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
             "feature_scale": personal.covariance.diagonal().sqrt().mean(),
             "covariance_condition": gaussian.condition(personal.covariance, _SHRINKAGE),
         }
+
+    def _class_prior(self, class_counts: Tensor) -> Tensor:
+        """Estimate a client's class prior (classes,) from its counts."""
+        if self.prior == "pseudo_count":
+            counts = class_counts.double() + self.prior_smoothing
+            return counts / counts.sum()
+        if self.prior == "blend":
+            return gaussian.smooth_prior(blend_frequencies(class_counts), self.prior_smoothing)
+        return gaussian.smooth_prior(class_counts, self.prior_smoothing)
 
     def _blend(
         self,

@@ -206,6 +206,46 @@ def compare_(
         say(f"note: {who} to settings that are no longer in any table; not shown.")
 
 
+@experiments_app.command("difference", cls=Command)
+def difference_(
+    paper: PaperName,
+    table: TableName,
+    column: Annotated[str, typer.Argument(metavar="COLUMN", help="Column of the table.")],
+    first: Annotated[str, typer.Argument(metavar="METHOD", help="Method of the table.")],
+    second: Annotated[str, typer.Argument(metavar="OTHER", help="Method whose accuracies are subtracted.")],
+    results: Results = "",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare the accuracies of two methods client by client, over all seeds that have a record of both."""
+    from fedtailor.cli.show.experiments import show_difference
+    from fedtailor.papers.paired import difference
+    from fedtailor.papers.records import read_records
+    from fedtailor.papers.tables import expand, load_paper
+
+    loaded = load_paper(paper)
+    own = expand(loaded, table, column, first)
+    other = expand(loaded, table, column, second)
+    found = difference(own, other, read_records(_results_folder(results), loaded.name))
+    record = {
+        "paper": loaded.name,
+        "table": own.table,
+        "column": own.column,
+        "methods": [own.method, other.method],
+        "points": [own.readings[0].score.point, other.readings[0].score.point],
+        "figure": found.figure,
+        "clients": found.num_clients,
+        "difference": found.value,
+        "by_seed": found.by_seed,
+        "interval_over_clients": found.over_clients and found.over_clients._asdict(),
+        "interval_over_seeds": found.over_seeds and found.over_seeds._asdict(),
+    }
+    if json:
+        print_json(record)
+    else:
+        show_difference(record)
+
+
 def _results_folder(given: str) -> Path:
     """Return the folder of the records."""
     from fedtailor.papers.records import DEFAULT_FOLDER

@@ -142,7 +142,8 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
     refuse_too_many_new(options.new_clients, clients)
     parts = [pool[part] for part in partition.divide(annotations, clients=clients, seed=seed)]
     options = dataclasses.replace(options, clients=clients, partition=str(partition), test=test)
-    rows = [split_client(part, options, seed, dataset.num_official_train) for part in parts]
+    generator = np.random.RandomState(0) if options.subsampling == "release" else None  # one stream for all clients
+    rows = [split_client(part, options, seed, dataset.num_official_train, generator) for part in parts]
     if test not in ("own", "given"):
         rows = [each._replace(test=_official_test(dataset, each, test)) for each in rows]
     names: tuple[str, ...] = ()
@@ -199,15 +200,29 @@ def _pool(dataset: Dataset, options: DataOptions, test: TestPolicy, seed: int) -
     return np.sort(np.concatenate([order[dataset.y[order] == label][:each] for label in classes]))
 
 
-def split_client(positions: np.ndarray, options: DataOptions, seed: int, num_official_train: int = 0) -> ClientRows:
+def split_client(
+    positions: np.ndarray,
+    options: DataOptions,
+    seed: int,
+    num_official_train: int = 0,
+    generator: np.random.RandomState | None = None,
+) -> ClientRows:
     """Split one client's positions (n,) as pFedFDA's release does.
 
     Training gets ``floor((1 - test_share) * n)``, shuffled and not stratified; every client's shuffle starts
     from the same seed. Of the shuffled training part the first ``floor(fraction * n_train)`` are kept (at least one,
-    at most ``train_size``), so that a smaller fraction is a part of a larger one (the release draws again, with
-    another seed); the last ``floor(val_fraction * kept)`` of these are for validation. All products are computed in
-    floating point, as in released code. If test examples are ``given``, they are those from ``num_official_train`` on;
-    if they are official ones, the client has none here.
+    at most ``train_size``), so that a smaller fraction is a part of a larger one; the last
+    ``floor(val_fraction * kept)`` of these are for validation. All products are computed in floating point, as in
+    released code. If test examples are ``given``, they are those from ``num_official_train`` on; if they are official
+    ones, the client has none here.
+
+    Args:
+        positions: the client's examples.
+        options: the ``[data]`` section.
+        seed: seed of the shuffle.
+        num_official_train: number of examples in the official training part.
+        generator: draws what is kept as the release does, and must have done so for the clients before this one; the
+            release's validation examples are not used. None: the first ones are kept.
     """
     order = positions[np.random.RandomState(seed % 2**32).permutation(len(positions))]
     if options.test == "given":
@@ -225,6 +240,9 @@ def split_client(positions: np.ndarray, options: DataOptions, seed: int, num_off
         num_kept = 1
     if options.train_size:
         num_kept = min(num_kept, options.train_size)
+    if generator is not None:
+        train = train[generator.permutation(len(train))]
+        generator.permutation(len(train) - num_kept)  # the release now draws validation examples
     kept = train[:num_kept]
     num_train = len(kept) - math.floor(options.val_fraction * len(kept))
     return ClientRows(kept[:num_train], kept[num_train:], test)

@@ -44,6 +44,9 @@ class DataOptions:
     examples are official ones); 0: all."""
     fraction: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Share of each client's training examples that is kept; test examples are not affected."""
+    subsampling: Literal["nested", "release"] = "nested"
+    """Which training examples ``fraction`` keeps. nested: a smaller fraction is a part of a larger one. release: those
+    that pFedFDA's released code draws, with seed 0 whatever ``seed`` is."""
     train_size: Annotated[int, Range(ge=0)] = 0
     """Largest number of training examples of a client; 0: no limit."""
     test: Literal["auto"] | TestPolicy = "auto"
@@ -101,10 +104,34 @@ class DataOptions:
         """Refuse options that have no effect because another one overrides them."""
         if self.split:
             self._refuse(DIVIDING, "data.split is given: the file divides the data")
+        if self.subsampling == "release":
+            self._refuse_for_release()
         if self.mean:
             self._refuse(("normalize",), "data.mean and data.std are given")
         if not self.path:
             self._refuse(("label_column", "image_size", "color"), "data.path is not given: it is for your own data")
+
+    def _refuse_for_release(self) -> None:
+        """Refuse options under which the training examples would not be those of the release.
+
+        Raises:
+            ConfigError: nothing is left out, or another option changes what is kept.
+        """
+        wrong = {
+            "fraction": ("< 1", self.fraction == 1),
+            "train_size": ("= 0", self.train_size > 0),
+            "val_fraction": ("= 0", self.val_fraction > 0),
+        }
+        for name, (allowed, is_wrong) in wrong.items():
+            if is_wrong:
+                got = getattr(self, name)
+                raise ConfigError(
+                    f"data.subsampling = 'release' needs data.{name} {allowed}, got {got}: it keeps the examples that "
+                    "pFedFDA's released code keeps of a fraction, all of them for training.",
+                    key=f"data.{name}",
+                    allowed=allowed,
+                    got=got,
+                )
 
     def _refuse(self, names: tuple[str, ...], reason: str) -> None:
         for field in fields(self):
@@ -114,7 +141,17 @@ class DataOptions:
                 raise ConfigError(message, key=f"data.{field.name}", allowed=repr(field.default), got=repr(value))
 
 
-DIVIDING = ("partition", "clients", "subset", "fraction", "train_size", "test", "test_share", "val_fraction")
+DIVIDING = (
+    "partition",
+    "clients",
+    "subset",
+    "fraction",
+    "subsampling",
+    "train_size",
+    "test",
+    "test_share",
+    "val_fraction",
+)
 """Options that divide the data; a split file replaces them."""
 
 

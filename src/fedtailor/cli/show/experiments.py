@@ -128,6 +128,32 @@ def show_comparison(tables: Sequence[Mapping[str, Any]]) -> None:
             say(f"note: {note}")
 
 
+def show_difference(record: Mapping[str, Any]) -> None:
+    """Print the difference between two methods: of each seed, and the mean with its intervals."""
+    first, second = (f"{name} ({point})" for name, point in zip(record["methods"], record["points"], strict=True))
+    rows = [[f"seed {seed}", _points(value), "", ""] for seed, value in record["by_seed"].items()]
+    intervals = [_interval(record[f"interval_over_{what}"]) for what in ("clients", "seeds")]
+    rows.append(["mean", _points(record["difference"]), *intervals])
+    title = (
+        f"{record['paper']}, table {record['table']}, {record['column']}: accuracy of {first} minus {second}, in points"
+    )
+    weights = "weighted by their test examples" if record["figure"] == "pooled" else "all with the same weight"
+    below = (
+        f"{record['clients']} clients, {weights}. 95 % intervals: over clients, for the models of these seeds; over "
+        "seeds, for these clients."
+    )
+    columns = ["", "difference", "interval\nover clients", "interval\nover seeds"]
+    table(title, columns, rows, below=below)
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.2f}"
+
+
+def _interval(interval: Mapping[str, float] | None) -> str:
+    return "-" if interval is None else f"{_points(interval['low'])} to {_points(interval['high'])}"
+
+
 def _splits(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a sentence on the splits of the seeds, where there are means over seeds."""
     shared = {row["shared_split"] for row in rows if len(row["seeds"]) > 1}
