@@ -1,7 +1,5 @@
 """The class priors of pFedFDA against NumPy: alone, and in two rounds of two clients."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -16,9 +14,9 @@ from golden import compare, fda, harness
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
 
 
-def counted(y, classes, examples):
+def counted(y, classes, smoothing):
     """(n_c + s) / (n + C s)."""
-    return (np.bincount(y, minlength=classes) + examples) / (len(y) + classes * examples)
+    return (np.bincount(y, minlength=classes) + smoothing) / (len(y) + classes * smoothing)
 
 
 def leave_one_out(y, classes, weights):
@@ -31,7 +29,7 @@ def leave_one_out(y, classes, weights):
     return total / len(y)
 
 
-def blended(y, classes, smoothing=1e-4):
+def blended(y, classes, smoothing):
     """The blend of the best multiple of 2^-12, then a floor."""
     with np.errstate(divide="ignore"):
         losses = leave_one_out(y, classes, fda.GRID)
@@ -41,20 +39,20 @@ def blended(y, classes, smoothing=1e-4):
 
 
 OPTIONS = [
-    ({"prior_smoothing": 0.1}, partial(fda.prior, smoothing=0.1)),
-    ({"prior": "pseudo_count", "prior_smoothing": 0.5}, partial(counted, examples=0.5)),
+    ({"prior_smoothing": 0.1}, fda.prior),
+    ({"prior": "pseudo_count", "prior_smoothing": 0.5}, counted),
     ({"prior": "blend"}, blended),
-    ({"prior": "blend", "prior_smoothing": 0.1}, partial(blended, smoothing=0.1)),
+    ({"prior": "blend", "prior_smoothing": 0.1}, blended),
 ]
 
 
 @pytest.mark.parametrize(("options", "prior"), OPTIONS, ids=["floor", "pseudo-count", "blend", "blend-floor"])
 def test_two_rounds(recorder, monkeypatch, options, prior):
     monkeypatch.setattr(fda, "prior", prior)
-    clients = harness.federation()
+    clients = harness.make_federation()
     algorithm = PFedFDA(training=TRAINING, **options)
     recorder.run(algorithm, clients)
-    compare.assert_run(recorder, clients, algorithm)
+    compare.assert_run(recorder, clients, algorithm, fda.Constants(smoothing=algorithm.prior_smoothing))
 
 
 @pytest.mark.parametrize("seed", range(10))
