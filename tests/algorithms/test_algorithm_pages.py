@@ -46,7 +46,7 @@ def test_words_are_explained_and_every_page_links_there(pages):
 def test_presets_say_what_they_set_and_how_to_choose_them(pages):
     assert "`paper`: `cov_ridge = 0.0001`, `cov_offset = 0.0`" in pages["pfedfda.md"]
     chosen = {name for name in TABLE if "--set algorithm.preset=paper\n" in pages[f"{name}.md"]}
-    assert chosen == {"pfedfda", "fedcr", "fedsr"}
+    assert chosen == {"pfedfda", "fedcr", "fedlda", "fedsr"}
 
 
 def test_rows_that_are_sent_and_the_model_of_a_page_are_said(pages):
