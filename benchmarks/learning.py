@@ -28,6 +28,7 @@ from fedtailor.core.errors import FedtailorError
 from train_step import machine
 
 RESULTS = Path(__file__).parent / "results"
+POINTS = ("personalized", "local", "global")
 
 PROTOCOL = {
     "training": {
@@ -153,12 +154,13 @@ def print_table(world: str) -> None:
 
 
 def table(world: str) -> str:
-    """Return the records of a world as a Markdown table: the model a method is judged by, and the global model."""
+    """Return the records of a world as a Markdown table: the model a method is judged by, and every point."""
     records = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{world}-*.json"))]
     records = [record for record in records if record["world"] == world and record["variant"] not in EXPLANATIONS]
     if not records:
         return ""
-    names = ["algorithm", "judged at", "mean", "pooled", "worst 10 %", "personalized mean", "global mean"]
+    names = ["algorithm", "judged at", "mean", "pooled", "worst 10 %"]
+    names += [f"{point} mean" for point in POINTS]
     names += ["seconds a round", "MB up", "MB down", "1000 steps"]
     lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     return "\n".join([*lines, *("| " + " | ".join(line_of(record)) + " |" for record in records)])
@@ -170,7 +172,7 @@ def line_of(record: dict[str, Any]) -> list[str]:
     scores = {name: metrics["accuracy"] for name, metrics in record["metrics"].items()}
     cells = [record["variant"], point]
     cells += [f"{100 * scores[point][figure]:.1f}" for figure in ("mean", "pooled", "worst10")]
-    cells += [f"{100 * scores[name]['mean']:.1f}" if name in scores else "-" for name in ("personalized", "global")]
+    cells += [f"{100 * scores[name]['mean']:.1f}" if name in scores else "-" for name in POINTS]
     sent = [f"{record['bytes'][way] / 1e6:.0f}" for way in ("up", "down")]
     return [*cells, f"{record['seconds']['per_round']:.1f}", *sent, f"{record['steps'] / 1000:.0f}"]
 

@@ -1,6 +1,8 @@
 """Generated pages are what their writers would write."""
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,19 @@ from write_pages import WRITERS, outdated, pages_of
 def test_pages_are_up_to_date(writer, monkeypatch):
     monkeypatch.setattr("sys.path", [*sys.path])
     assert outdated(pages_of(writer)) == [], "run: make docs"
+
+
+def test_the_comparison_shows_every_point_of_a_method(monkeypatch):
+    """FedPAC's combined heads are far from its locally trained ones: one number alone misleads."""
+    monkeypatch.setattr("sys.path", [*sys.path])
+    rows = [line.strip("| ").split(" | ") for line in pages_of("comparison_page")["comparison.md"].splitlines()]
+    (names,) = [row for row in rows if row[0] == "algorithm"]
+    (shown,) = [dict(zip(names, row, strict=True)) for row in rows if row[0] == "fedpac" and len(row) == len(names)]
+    record = Path(__file__).parents[1] / "benchmarks/results/fashion_mnist-dir0.1-half-fedpac.json"
+    measured = json.loads(record.read_text())["metrics"]
+    for point in ("local", "personalized"):
+        assert shown[f"{point} mean"] == f"{100 * measured[point]['accuracy']['mean']:.1f}"
+    assert float(shown["local mean"]) - float(shown["personalized mean"]) > 5 and shown["global mean"] == "-"
 
 
 def test_what_is_outdated_is_named(monkeypatch, tmp_path):

@@ -22,10 +22,10 @@ another learning rate, would do better with those settings. `python benchmarks/l
 
 Accuracies are in percent, on the test examples of each client: the mean over clients, the accuracy over all examples
 together (pooled), and the mean of the worst tenth of clients. They belong to the model that the method is judged by.
-*personalized* and *global* are the two points after the last round, where a method has them. Steps are the gradient
-steps of all clients in all rounds and in personalization, in thousands. By definition, methods spend different budgets:
-Local, for example, trains all clients in every round. Seconds are from a machine with two cores that partly did other
-work: they are upper bounds.
+*personalized*, *local* and *global* are the points of the last round, where a method has them: a client's final model,
+its model right after its training, and the server's model. Steps are the gradient steps of all clients, in all rounds
+and in personalization, in thousands. By definition, methods spend different budgets: Local, for example, trains all
+clients in every round. Seconds are from a machine with two cores that partly did other work: they are upper bounds.
 """
 NOTES = """
 What the table shows:
