@@ -232,6 +232,25 @@ def test_clients_left_out_are_not_passed_over_in_silence(folder, capsys, one_cli
     assert "rounds_done" not in fedtailor.read_run("two").status
 
 
+def test_a_client_that_raises_is_said_to_have_failed(folder, capsys, monkeypatch):
+    from fedtailor.algorithms.fedavg import FedAvg
+
+    whole = FedAvg.local_update
+
+    def local_update(self, task, download, state, data, key):
+        if int(key.client) == 1 and int(key.round) == 1:
+            raise ArithmeticError("no luck")
+        return whole(self, task, download, state, data, key)
+
+    monkeypatch.setattr(FedAvg, "local_update", local_update)
+    code, _, err = outcome([*SMALL, "-a", "fedavg", "--engine", "reference", "--out", "one"], capsys)
+    assert code == 0
+    reason = "local_update: ArithmeticError: no luck"
+    assert f"note: round 1: 1 client failed (client 1: {reason})" in err.splitlines()
+    assert err.splitlines()[-1] == "warning: uploads left out: 0, failures: 1; see events.jsonl in one"
+    assert fedtailor.read_run("one").result["events"] == {"quarantine": 0, "failed": 1, "skipped": 0}
+
+
 def test_who_took_part_is_who_trained(folder):
     few = [*ONE_ROUND, "--participation", "fixed(1)", "--set", "federation.full_last_round=false"]
     assert main([*few, "-a", "fedavg", "--out", "one"]) == 0

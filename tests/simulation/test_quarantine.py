@@ -1,4 +1,4 @@
-"""One broken client never spoils the others: its upload is left out, its state is rolled back, and it is named."""
+"""One broken client never spoils the others: its work is left out, its state is rolled back, and it is named."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -84,11 +84,12 @@ CASES = {
     "nan upload": (FaultyRep, FedRep, "field 'body': 'hidden.weight' has values that are not finite"),
     "negative weight": (FaultyRep, FedRep, "field 'body': weight is negative or not finite"),
     "nan state": (FaultyRep, FedRep, "client state: values that are not finite"),
-    "raise": (FaultyRep, FedRep, "Broken: no luck"),
+    "raise": (FaultyRep, FedRep, "local_update: Broken: no luck"),
     "field": (FaultyRep, FedRep, "the upload has fields [] instead of ['body']"),
     "kind": (FaultyRep, FedRep, "field 'body': sent as Each, declared as mean"),
     "shape": (FaultyRep, FedRep, "field 'body': 'hidden.weight' has shape (1, 5, 4) instead of (5, 4)"),
 }
+KINDS = {fault: "failed" if fault == "raise" else "quarantine" for fault in CASES}
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def test_the_result_is_that_of_the_cohort_without_the_client(world, fault, engin
     broken = run(faulty(training=TRAINING, fault=fault), engine, world, rounds=3)
     absent = run(sound(training=TRAINING), engine, world, rounds=3, participation=without_faulty())
     assert_same_bits(numbers(broken), numbers(absent))
-    event = {"kind": "quarantine", "round": ROUND, "client": FAULTY, "reason": reason}
+    event = {"kind": KINDS[fault], "round": ROUND, "client": FAULTY, "reason": reason}
     assert [report.events for report in broken.reports][1:] == [[event], []]
     one, two = broken.reports[1], absent.reports[1]
     assert FAULTY in one.cohort and FAULTY not in two.cohort
@@ -137,7 +138,7 @@ def test_stacked_clients_are_not_spoiled(world, fault):
     faulty, _, reason = CASES[fault]
     expected = run(faulty(training=TRAINING, fault=fault), Reference(), world, rounds=3)
     found = run(faulty(training=TRAINING, fault=fault), Batched(3), world, rounds=3)
-    event = {"kind": "quarantine", "round": ROUND, "client": FAULTY, "reason": reason}
+    event = {"kind": KINDS[fault], "round": ROUND, "client": FAULTY, "reason": reason}
     assert found.reports[1].events == expected.reports[1].events == [event]
     for client, personal in expected.reports[-1].personal.items():
         for path, leaf in tree.paths(personal).items():
@@ -167,7 +168,8 @@ def test_whatever_a_client_returns_only_that_client_is_lost(world, kind):
     broken = run(Nonsense(training=TRAINING, kind=kind), Reference(), world, rounds=3)
     absent = run(FedRep(training=TRAINING), Reference(), world, rounds=3, participation=without_faulty())
     events = broken.reports[1].events
-    assert [(event["kind"], event["client"]) for event in events] == [("quarantine", FAULTY)] and events[0]["reason"]
+    expected = "failed" if kind == "nothing" else "quarantine"
+    assert [(event["kind"], event["client"]) for event in events] == [(expected, FAULTY)] and events[0]["reason"]
     for client, personal in absent.reports[-1].personal.items():
         assert_same_bits(broken.reports[-1].personal[client], personal)
 

@@ -12,7 +12,7 @@ from fedtailor.core.roster import Roster
 from fedtailor.simulation.clients import Clients
 from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest
 from fedtailor.simulation.quarantine import describe, refuse_total_failure
-from fedtailor.simulation.report import Evaluation, RoundReport, record, whole_sum
+from fedtailor.simulation.report import Evaluation, RoundReport, add_event, record, whole_sum
 
 R = TypeVar("R")
 
@@ -59,7 +59,7 @@ def evaluate_personalized(
         record(diagnostics, client, reply.diagnostics)
         scored[client] = reply.scores
         if reply.problem:
-            _add_failure(report, client, f"personalize: {reply.problem}")
+            add_event(report, "failed", client, f"personalize: {reply.problem}")
     if keep:
         report.steps += whole_sum(diagnostics.get("steps", {}))
     test_sets: list[Literal["clients", "validation"]] = ["clients"]
@@ -85,12 +85,8 @@ def _without_failures(
     failed = []
     for client, reply in replies:
         if isinstance(reply, Failure):
-            _add_failure(report, client, f"{stage}: {describe(reply)}")
+            add_event(report, "failed", client, f"{stage}: {describe(reply)}")
             failed.append((client, reply))
         else:
             yield client, reply
     refuse_total_failure(failed, count, stage, report.round)
-
-
-def _add_failure(report: RoundReport, client: int, reason: str) -> None:
-    report.events.append({"kind": "failed", "round": report.round, "client": client, "reason": reason})

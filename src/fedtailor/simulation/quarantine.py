@@ -34,7 +34,7 @@ def problem_at_client(state: Any, metrics: Mapping[str, Any]) -> Problem | None:
 
 def refuse_total_quarantine(round: int, events: Sequence[Mapping[str, Any]], clients: int) -> NoReturn:
     """Raise because none of the work of so many clients could be used: then no single client is at fault."""
-    last = next((event for event in events if event["kind"] == "quarantine"), None)
+    last = next((event for event in events if event["kind"] in ("quarantine", "failed")), None)
     example = f"; client {last['client']}: {last['reason'].rstrip('.')}" if last else ""
     noun = "client" if clients == 1 else "clients"
     raise RunError(f"round {round}: none of the work of the {clients} {noun} can be used{example}.", key="local_update")

@@ -74,6 +74,11 @@ class RoundReport:
     """Personal models by client, after the last round."""
 
 
+def add_event(report: RoundReport, kind: Literal["quarantine", "failed"], client: int, reason: str) -> None:
+    """Note that a client's upload was left out (``quarantine``), or that the client failed, and why."""
+    report.events.append({"kind": kind, "round": report.round, "client": client, "reason": reason})
+
+
 def record(table: dict[str, dict[int, float]], client: int, numbers: Mapping[str, Tensor]) -> None:
     """Enter a client's numbers into a table by name."""
     for name, value in numbers.items():

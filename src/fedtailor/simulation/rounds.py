@@ -22,7 +22,7 @@ from fedtailor.simulation.clients import Clients, LocalClients, Storage, TrainRe
 from fedtailor.simulation.evaluation import evaluate_global, evaluate_personalized
 from fedtailor.simulation.programs import TrainRequest
 from fedtailor.simulation.quarantine import describe, refuse_total_failure, refuse_total_quarantine
-from fedtailor.simulation.report import Evaluation, RoundReport, RunState, record, whole_sum
+from fedtailor.simulation.report import Evaluation, RoundReport, RunState, add_event, record, whole_sum
 
 
 def simulate(
@@ -221,11 +221,11 @@ class _Server:
         """Enter a client's reply into the report; return whether the client's round is accepted."""
         if isinstance(reply, Failure):
             training.failures.append((client, reply))
-            _add_quarantine(report, client, describe(reply))
+            add_event(report, "failed", client, f"local_update: {describe(reply)}")
             return False
         problem = problem_with(reply.upload, self.messages) or reply.problem
         if problem is not None:
-            _add_quarantine(report, client, str(problem))
+            add_event(report, "quarantine", client, str(problem))
             return False
         report.trained.append(client)
         record(report.metrics, client, reply.metrics)
@@ -331,7 +331,3 @@ class _Server:
         """Make the state after the round part of its report."""
         self.state = replace(self.state, round=report.round)
         report.state = self.state
-
-
-def _add_quarantine(report: RoundReport, client: int, reason: str) -> None:
-    report.events.append({"kind": "quarantine", "round": report.round, "client": client, "reason": reason})

@@ -12,8 +12,7 @@ def check_steps(case: Case) -> str | None:
     """The gradient steps are reported: tables compare what methods spend."""
     for report in case.base().reports:
         steps = report.metrics.get("steps", {})
-        quarantined = {event["client"] for event in report.events if event["kind"] == "quarantine"}
-        for client in sorted(set(report.cohort) - set(steps) - quarantined):
+        for client in sorted(set(report.trained) - set(steps)):
             return f"Round {report.round}, {case.who(client)}: local_update reports no metric 'steps'. {_HINT}."
         for client, count in steps.items():
             if count < 0 or count != int(count):
