@@ -7,7 +7,7 @@ TORCH := $(shell grep '^torch==' requirements.lock)
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-all lint types format docs clean
+.PHONY: demo test test-all test-faults lint types format docs clean
 
 # Types are checked beside the tests, and reported after them.
 define types_beside
@@ -26,6 +26,10 @@ test: lint
 
 test-all: lint
 	$(call types_beside,FEDTAILOR_FULL=1 $(PYTEST))
+
+# everything that can go wrong in a run: bad clients on every engine
+test-faults: $(VENV)/.installed-test
+	$(PYTEST) tests/faults
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

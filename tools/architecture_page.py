@@ -54,7 +54,7 @@ CALLS = (
     ("simulation.rounds:federate", "the round loop: draw a cohort, train, check uploads, aggregate, evaluate"),
     ("simulation.clients:LocalClients.train", "hands the clients' programs to the engine"),
     ("simulation.engines.reference:Reference.map", "runs a program for every client"),
-    ("simulation.engines.reference:run_job", "runs it for one client; whatever it raises is that client's failure"),
+    ("simulation.engines.containment:run_job", "runs it for one client; whatever it raises is that client's failure"),
     ("simulation.programs:train_program", "a client's round: local update, and its evaluation"),
     ("algorithms.fedavg:FedAvg.local_update", "the method"),
     ("training.blocks:train", "trains parameters by mini-batches"),

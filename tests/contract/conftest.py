@@ -14,7 +14,7 @@ def _exact(float64):
 def _no_fallback(monkeypatch):
     """Make a program that does not run under vmap fail, instead of running client by client."""
 
-    def refuse(program, common, job):
+    def refuse(program, common, jobs):
         raise AssertionError("the program does not run stacked")
 
-    monkeypatch.setattr(fedtailor.simulation.engines.batched, "run_job", refuse)
+    monkeypatch.setattr(fedtailor.simulation.engines.batched, "run_one_by_one", refuse)

@@ -1,5 +1,7 @@
 """Reduction of uploads, their validation, and their bytes."""
 
+from typing import NamedTuple
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -388,3 +390,44 @@ def test_a_zero_has_one_sign():
 
 def test_reduced_is_a_value():
     assert Reduced(torch.ones(2), torch.tensor(1.0)).or_else(torch.zeros(2)).tolist() == [1.0, 1.0]
+
+
+def deep(levels):
+    value = torch.ones(1)
+    for _ in range(levels):
+        value = {"a": value}
+    return Mean(value, torch.tensor(1.0))
+
+
+class Unreadable(dict):
+    """An upload that exits when it is looked at."""
+
+    def __iter__(self):
+        raise SystemExit(0)
+
+
+class Impostor(NamedTuple):
+    value: object
+    weight: object
+
+
+Impostor.__name__ = "Mean"
+
+
+@pytest.mark.parametrize(
+    "upload",
+    [
+        Unreadable(a=1),
+        {**sound(), "model": deep(3000)},
+        {**sound(), "model": Mean({"w": torch.ones(3).to("meta")}, torch.tensor(1.0))},
+    ],
+    ids=["exits", "deep", "without values"],
+)
+def test_an_upload_that_cannot_be_checked_is_a_problem(upload):
+    found = problem_with(upload, MESSAGES)
+    assert found is not None and str(found)
+
+
+def test_a_class_of_the_same_name_is_no_mean():
+    upload = {name: Impostor(*entry) if isinstance(entry, Mean) else entry for name, entry in sound().items()}
+    assert problem_with(upload, MESSAGES).kind == "reduction"

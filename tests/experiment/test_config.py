@@ -68,6 +68,7 @@ def test_resolved_configurations_are_complete_and_stable():
         "min_clients": 1,
         "full_last_round": False,
         "train": "cohort",
+        "client_timeout": 0.0,
     }
     assert written["evaluation"] == {"every": 2, "personalized_every": 1}
     own = set(type(parts.algorithm).option_names())

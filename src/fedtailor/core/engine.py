@@ -38,10 +38,18 @@ class Job(NamedTuple):
     """Number of training examples: an estimate of the duration, and how many rows per example are kept."""
 
 
-class Failure(NamedTuple):
-    """What an engine returns in place of an output if a client's program raised."""
+class ProgramError(Exception):
+    """Says why there is no output where no exception of the program itself can be shown."""
 
-    reason: Exception
+
+class NoAnswer(ProgramError):
+    """A client gave no answer. Whether that happens may depend on time or memory, so it is not repeatable."""
+
+
+class Failure(NamedTuple):
+    """What an engine returns in place of an output if a client's program raised, or gave no answer."""
+
+    reason: BaseException
 
 
 class Engine(Protocol):
@@ -55,7 +63,10 @@ class Engine(Protocol):
         """Forget what serves one run only: what programs use besides their inputs may have changed since the last."""
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
-        """Return the output of every job, in the order of ``jobs``; :class:`Failure` where one raised.
+        """Return the output of every job, in the order of ``jobs``; :class:`Failure` where there is none.
+
+        Whatever a program raises, returns or changes, it ends no other program and bends no other output, as far as
+        one process can prevent that; an interruption of the run (Ctrl-C) is raised.
 
         ``common`` is the same for all clients, ``job.inputs`` differs.
         """

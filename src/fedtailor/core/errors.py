@@ -87,6 +87,33 @@ class ClientError(RunError):
         self.round = round
 
 
+LONGEST_REASON = 500
+"""Characters of a reason that a run records."""
+
+
+def one_line(text: str) -> str:
+    """Return a text that can be recorded and printed: one line, at most ``LONGEST_REASON`` characters.
+
+    >>> one_line("no   luck")
+    'no luck'
+    """
+    start = text[: 4 * LONGEST_REASON]  # the rest is not looked at, however long it is
+    valid = start.encode(errors="replace").decode()
+    visible = "".join(character if character.isprintable() else " " for character in valid)
+    line = " ".join(visible.split())
+    if len(line) > LONGEST_REASON or len(text) > len(start):
+        return f"{line[: LONGEST_REASON - 4]} ..."
+    return line
+
+
+def describe_error(error: BaseException) -> str:
+    """Return type and text of any exception in one line; never raises."""
+    try:
+        return one_line(f"{type(error).__name__}: {error}")
+    except BaseException:  # its class may raise anything when it is asked for a text
+        return "an exception whose text cannot be read"
+
+
 def match_name(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice that a name stands for: case does not matter, and a hyphen is an underscore.
 

@@ -23,7 +23,7 @@ UNSCALED = torch.empty(3, 0)
 class ExampleSet(NamedTuple):
     """Some examples of a table: positions and weights. Building blocks gather the examples, algorithms do not.
 
-    The table is the data set in memory, the same for all clients, or a table made from it (cached features).
+    The table holds examples of this client, or of several; or it is made from such a table (cached features).
     Examples of weight 0 do not count: they are padding, or were left out by sampling. Images and 8-bit values stay
     as stored: a gathered value becomes ``(value / scale[0] - scale[1]) / scale[2]``. Other tables are used as they are.
     """

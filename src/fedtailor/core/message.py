@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import tree
+from fedtailor.core.errors import describe_error
 from fedtailor.core.reduction import TreeSum, tree_sum
 
 Shapes = Any
@@ -46,6 +47,9 @@ class Each(NamedTuple):
 
 
 Upload = Mapping[str, Mean | Sum | Each]
+
+_ENTRIES: Mapping[str, type[Any]] = {"mean": Mean, "sum": Sum, "each": Each}
+"""The class of an upload's field by its declared reduction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +173,17 @@ class Problem(NamedTuple):
 
 
 def problem_with(upload: Any, messages: Messages) -> Problem | None:
-    """Return why an upload must not be used, or None if it can be; never raises."""
+    """Return why an upload must not be used, or None if it can be; whatever the upload holds is no error."""
+    try:
+        return _problem_with_upload(upload, messages)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the values of an upload may raise anything when they are looked at
+        return Problem("failure", "", f"the upload cannot be checked: {describe_error(error)}")
+
+
+def _problem_with_upload(upload: Any, messages: Messages) -> Problem | None:
+    """Return what is wrong with an upload."""
     if not isinstance(upload, Mapping):
         return Problem("fields", "", f"the upload is of type {type(upload).__name__}, not a mapping")
     expected = {name for name, field in messages.items() if field.reduction != "none"}
@@ -185,7 +199,7 @@ def problem_with(upload: Any, messages: Messages) -> Problem | None:
 
 def _problem_with_entry(name: str, entry: Mean | Sum | Each, field: Field) -> Problem | None:
     """Return what is wrong with the entry of a field."""
-    if type(entry).__name__.lower() != field.reduction:
+    if type(entry) is not _ENTRIES[field.reduction]:
         return Problem("reduction", name, f"sent as {type(entry).__name__}, declared as {field.reduction}")
     shapes = field.leaf_shapes()
     try:

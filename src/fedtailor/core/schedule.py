@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedtailor.core.algorithm import Algorithm
 
 SCHEDULE_KEYS: Mapping[str, tuple[str, ...]] = {
-    "federation": ("rounds", "participation", "min_clients", "full_last_round", "train"),
+    "federation": ("rounds", "participation", "min_clients", "full_last_round", "train", "client_timeout"),
     "evaluation": ("every", "personalized_every"),
 }
 """The two sections of a configuration that hold a schedule, and their keys."""
@@ -32,6 +32,8 @@ class Schedule:
     """How the cohort of a round is drawn."""
     train: Literal["auto", "cohort", "all"] = "auto"
     """Who trains: the cohort, or all clients in every round while the cohort uploads; auto: as the method does."""
+    client_timeout: Annotated[float, Range(ge=0)] = 0.0
+    """Seconds that a client's program may take, on the engine ``processes``; 0: any time."""
     evaluate_every: Annotated[int, Range(ge=0)] = 10
     """Rounds between evaluations of the global model and of local models; 0: after the last round only."""
     personalized_every: Annotated[int, Range(ge=0)] = 0
@@ -59,6 +61,7 @@ class Schedule:
                 "min_clients": self.participation.min_clients,
                 "full_last_round": self.participation.full_last_round,
                 "train": self.train,
+                "client_timeout": self.client_timeout,
             },
             "evaluation": {key: getattr(self, name) for key, name in _EVALUATION_FIELDS.items()},
         }
@@ -78,6 +81,6 @@ def read_schedule(federation: Mapping[str, Any], evaluation: Mapping[str, Any]) 
     check_names(evaluation, SCHEDULE_KEYS["evaluation"], section="evaluation")
     limits = {key: federation[key] for key in ("min_clients", "full_last_round") if key in federation}
     participation = parse_participation(federation.get("participation", "all"), **limits)
-    given = {key: federation[key] for key in ("rounds", "train") if key in federation}
+    given = {key: federation[key] for key in ("rounds", "train", "client_timeout") if key in federation}
     given |= {_EVALUATION_FIELDS[key]: value for key, value in evaluation.items()}
     return Schedule(participation=participation, **given)

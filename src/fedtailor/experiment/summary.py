@@ -14,7 +14,12 @@ from fedtailor.simulation.report import Evaluation, RoundReport
 Record = dict[str, Any]
 _NORMAL_975 = 1.959963984540054
 """The 97.5 % quantile of the normal distribution."""
-_EVENTS = {"quarantine": "upload{s} left out", "failed": "client{s} failed", "skipped": "client{s} skipped"}
+_EVENTS = {
+    "quarantine": "upload{s} left out",
+    "failed": "client{s} failed",
+    "absent": "client{s} without an answer",
+    "skipped": "client{s} skipped",
+}
 
 
 def round_record(report: RoundReport, federation: Federation) -> Record:

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedtailor.core import rng
 from fedtailor.core.algorithm import Algorithm
-from fedtailor.core.engine import Engine, ExampleIndices, Failure, Job
-from fedtailor.core.federation import Federation
+from fedtailor.core.engine import Engine, Failure, Job
+from fedtailor.core.federation import ClientInfo, Federation, Split
 from fedtailor.core.message import Problem, Upload
 from fedtailor.core.metrics import Scores, add
+from fedtailor.core.task import Task
+from fedtailor.simulation.engines.containment import contained
+from fedtailor.simulation.engines.private_inputs import copy_of
 from fedtailor.simulation.programs import (
-    ClientInputs,
     PersonalizeRequest,
+    Request,
     ScoreRequest,
     SharedInputs,
     TrainRequest,
     client_inputs,
     client_program,
 )
-from fedtailor.simulation.quarantine import all_finite, problem_at_client
+from fedtailor.simulation.quarantine import (
+    problem_at_client,
+    problem_with_numbers,
+    problem_with_personal,
+    usable_numbers,
+)
 
 Storage = Callable[[str], MutableMapping[int, Any]]
 """Makes an empty mapping from clients to trees of tensors, for what its argument names."""
@@ -104,6 +112,21 @@ def in_memory(name: str) -> MutableMapping[int, Any]:
     return {}
 
 
+class _Group(NamedTuple):
+    """Some clients, and their work for an engine."""
+
+    clients: Sequence[int]
+    jobs: list[Job]
+    failures: dict[int, Failure]
+    """Clients for whom there is no job, because the algorithm failed before it."""
+
+    def pair(self, outputs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        """Yield every client with its output, in order."""
+        remaining = iter(outputs)
+        for client in self.clients:
+            yield client, self.failures[client] if client in self.failures else next(remaining)
+
+
 class LocalClients:
     """Clients in this process: an engine runs their programs on the data of a federation."""
 
@@ -141,9 +164,8 @@ class LocalClients:
         """Run a round of some clients; a new state waits for :meth:`accept`."""
         program = client_program(self.algorithm, request)
         common = self._shared_inputs(shared, round)
-        for group in self._groups(clients):
-            outputs = self.engine.map(program, common, self._jobs(group))
-            for client, output in zip(group, outputs, strict=True):
+        for group in self._groups(request, clients):
+            for client, output in group.pair(self.engine.map(program, common, group.jobs)):
                 self._trained.clear()
                 if isinstance(output, Failure):
                     yield client, output
@@ -167,19 +189,19 @@ class LocalClients:
         """Score one model on the test examples of some clients."""
         program = client_program(self.algorithm, request)
         common = self._shared_inputs(model, round)
-        for group in self._groups(clients):
-            yield from zip(group, self.engine.map(program, common, self._jobs(group)), strict=True)
+        for group in self._groups(request, clients):
+            yield from group.pair(self.engine.map(program, common, group.jobs))
 
     def score_complete(self, request: ScoreRequest, model: Any, round: int) -> Scores | Failure | None:
         """Score one model on the complete test part, in chunks; any client can do it, a global model is the same."""
         if not len(self.federation.complete):
             return None
-        inputs = self._inputs(0)
         task = self.federation.task(0)
         jobs = []
         for chunk in torch.split(self.federation.complete, _COMPLETE_CHUNK):
-            part = inputs._replace(test=ExampleIndices.of(chunk))
-            jobs.append(Job(0, task, part, len(part.train.rows)))
+            nothing = chunk[:0]
+            inputs = client_inputs(0, Split(nothing, nothing, chunk), self.federation.info(0), (), ())
+            jobs.append(Job(0, task, inputs, len(chunk)))
         outputs = self.engine.map(client_program(self.algorithm, request), self._shared_inputs(model, round), jobs)
         total: Scores | None = None
         for output in outputs:
@@ -191,28 +213,30 @@ class LocalClients:
     def personalize(
         self, request: PersonalizeRequest, shared: Any, clients: Sequence[int], round: int
     ) -> Iterator[tuple[int, PersonalizeReply | Failure]]:
-        """Make and score the personal models of some clients; finite ones are kept if the request says so."""
+        """Make and score the personal models of some clients; usable ones are kept if the request says so."""
         program = client_program(self.algorithm, request)
         common = self._shared_inputs(shared, round)
-        for group in self._groups(clients):
-            outputs = self.engine.map(program, common, self._jobs(group))
-            for client, output in zip(group, outputs, strict=True):
+        for group in self._groups(request, clients):
+            for client, output in group.pair(self.engine.map(program, common, group.jobs)):
                 if isinstance(output, Failure):
                     yield client, output
                     continue
                 personal, diagnostics, scores = output
-                problem = ""
-                if not all_finite(personal):
-                    problem = "the model holds values that are not finite; it is scored, and not kept"
-                elif request.keep:
+                problem = problem_with_personal(personal)
+                if not problem and request.keep:
                     self.personal[client] = personal
-                yield client, PersonalizeReply(scores, diagnostics, problem)
+                problem = problem or problem_with_numbers(diagnostics, "diagnostic")
+                yield client, PersonalizeReply(scores, usable_numbers(diagnostics), problem)
 
-    def _groups(self, clients: Sequence[int]) -> Iterator[Sequence[int]]:
+    def _groups(self, request: Request, clients: Sequence[int]) -> Iterator[_Group]:
         """Yield the clients in groups whose outputs are in memory at the same time."""
         size = self._group_size()
         for start in range(0, len(clients), size):
-            yield clients[start : start + size]
+            ids = clients[start : start + size]
+            work = {client: self._job(client, request) for client in ids}
+            jobs = [job for job in work.values() if isinstance(job, Job)]
+            failures = {client: failure for client, failure in work.items() if isinstance(failure, Failure)}
+            yield _Group(ids, jobs, failures)
 
     def _group_size(self) -> int:
         """Return how many clients run before their outputs are used: fewer where models are large."""
@@ -224,25 +248,36 @@ class LocalClients:
         data = self.federation
         return SharedInputs(data.x, data.y, data.scale, torch.tensor(self.seed), torch.tensor(round), shared)
 
-    def _jobs(self, clients: Sequence[int]) -> list[Job]:
-        jobs = []
-        for client in clients:
-            inputs = self._inputs(client)
-            jobs.append(Job(client, self.federation.task(client), inputs, len(inputs.train.rows)))
-        return jobs
+    def _job(self, client: int, request: Request) -> Job | Failure:
+        """Return the work of a client for a request, with the data and what the client keeps, as far as it needs them.
 
-    def _inputs(self, client: int) -> ClientInputs:
-        """Return a client's data and what it keeps; what it has before its first round is not kept."""
+        What a client has before its first round is not kept. It is made by the algorithm, which may fail.
+        """
+        split = self.federation.splits[client]
+        size = len(split.train)
         info = self.federation.info(client)
-        task = self.algorithm.bind(self.federation.task(client))
-        if client in self.states:
-            state = self.states[client]
-        else:
-            key = rng.new_key(self.seed, client=client, purpose="init_client")
-            state = self.algorithm.init_client(task, info, key)
-        if client in self.per_client:
-            per_client = self.per_client[client]
-        else:
-            key = rng.new_key(self.seed, client=client, purpose="init_per_client")
-            per_client = self.algorithm.init_per_client(task, info, key)
-        return client_inputs(client, self.federation.splits[client], info, state, per_client)
+        task = self.federation.task(client)
+        needed = Split(*(part if name in request.parts else part[:0] for name, part in split._asdict().items()))
+        state: Any = ()
+        per_client: Any = ()
+        if not isinstance(request, ScoreRequest):
+            state = self._kept(self.states, "init_client", client, task, info)
+            per_client = self._kept(self.per_client, "init_per_client", client, task, info)
+        for value in (state, per_client):
+            if isinstance(value, Failure):
+                return value
+        return Job(client, task, client_inputs(client, needed, info, state, per_client), size)
+
+    def _kept(
+        self,
+        storage: Mapping[int, Any],
+        method: Literal["init_client", "init_per_client"],
+        client: int,
+        task: Task,
+        info: ClientInfo,
+    ) -> Any | Failure:
+        """Return what is kept for a client, or what a method of the algorithm makes before there is anything."""
+        if client in storage:
+            return storage[client]
+        key = rng.new_key(self.seed, client=client, purpose=method)
+        return contained(getattr(self.algorithm, method), self.algorithm.bind(task), copy_of(info), key)

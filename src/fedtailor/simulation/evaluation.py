@@ -11,8 +11,8 @@ from fedtailor.core.metrics import Scores
 from fedtailor.core.roster import Roster
 from fedtailor.simulation.clients import Clients
 from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest
-from fedtailor.simulation.quarantine import describe, refuse_total_failure
-from fedtailor.simulation.report import Evaluation, RoundReport, add_event, record, whole_sum
+from fedtailor.simulation.quarantine import refuse_total_failure
+from fedtailor.simulation.report import Evaluation, RoundReport, Stage, add_event, add_failure, record, whole_sum
 
 R = TypeVar("R")
 
@@ -24,7 +24,7 @@ def evaluate_global(report: RoundReport, roster: Roster, clients: Clients, model
         _score_global(report, clients, model, roster.new, new=True)
     complete = clients.score_complete(ScoreRequest(), model, report.round)
     if isinstance(complete, Failure):
-        add_event(report, "failed", -1, f"evaluate on the complete test part: {describe(complete)}")
+        add_failure(report, -1, "evaluate on the complete test part", complete)
     elif complete is not None:
         report.evaluations.append(Evaluation("global", "none", "known", [], [complete], "complete"))
 
@@ -63,7 +63,8 @@ def evaluate_personalized(
     replies = clients.personalize(request, shared, ids, report.round)
     diagnostics: dict[str, dict[int, float]] = {}
     scored: dict[int, dict[str, Scores]] = {}
-    for client, reply in _without_failures(report, replies, len(ids), "personalize"):
+    num_required = 0 if new else len(ids)
+    for client, reply in _without_failures(report, replies, num_required, "personalize"):
         record(diagnostics, client, reply.diagnostics)
         scored[client] = reply.scores
         if reply.problem:
@@ -87,14 +88,18 @@ def evaluate_personalized(
 
 
 def _without_failures(
-    report: RoundReport, replies: Iterable[tuple[int, R | Failure]], count: int, stage: str
+    report: RoundReport, replies: Iterable[tuple[int, R | Failure]], num_required: int, stage: Stage
 ) -> Iterator[tuple[int, R]]:
-    """Yield the replies of clients that did not fail. A failure becomes an event; if all failed, that is an error."""
+    """Yield the replies of clients that did not fail. A failure becomes an event.
+
+    If so many fail that none is left of a required number, the program is at fault. New clients are not required: they
+    may be few, and a run without their scores is still of use.
+    """
     failed = []
     for client, reply in replies:
         if isinstance(reply, Failure):
-            add_event(report, "failed", client, f"{stage}: {describe(reply)}")
+            add_failure(report, client, stage, reply)
             failed.append((client, reply))
         else:
             yield client, reply
-    refuse_total_failure(failed, count, stage, report.round)
+    refuse_total_failure(failed, num_required, stage, report.round)

@@ -28,6 +28,11 @@ class TrainRequest:
     evaluate: bool = False
     """Whether the model right after training is scored on the client's test examples."""
 
+    @property
+    def parts(self) -> frozenset[str]:
+        """The parts of a client's split that the program needs."""
+        return frozenset({"train", "val", "test"} if self.evaluate else {"train", "val"})
+
 
 @dataclass(frozen=True)
 class PersonalizeRequest:
@@ -40,6 +45,7 @@ class PersonalizeRequest:
     """Whether the model is scored on the validation examples too."""
     keep: bool = False
     """Whether the client keeps the model."""
+    parts: ClassVar[frozenset[str]] = frozenset({"train", "val", "test"})
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,17 @@ class ScoreRequest:
     """Score a given model on a client's test examples."""
 
     name: ClassVar[str] = "score"
+    parts: ClassVar[frozenset[str]] = frozenset({"test"})
 
 
 Request = TrainRequest | PersonalizeRequest | ScoreRequest
+
+
+class Tables(NamedTuple):
+    """Examples and their labels."""
+
+    x: Tensor  # (rows, *input_shape)
+    y: Tensor  # (rows,)
 
 
 class SharedInputs(NamedTuple):
@@ -61,6 +75,8 @@ class SharedInputs(NamedTuple):
     seed: Tensor
     round: Tensor
     shared: Any
+    visible: Tables | tuple[()] = ()
+    """The examples that an algorithm sees: a private copy, to which ``train`` and ``val`` refer; (): x and y."""
 
 
 class ClientInputs(NamedTuple):
@@ -73,6 +89,24 @@ class ClientInputs(NamedTuple):
     test: ExampleIndices
     state: Any
     per_client: Any
+
+
+class TrainOutput(NamedTuple):
+    """The output of a client's round."""
+
+    state: Any
+    upload: Any
+    metrics: dict[str, Tensor]
+    scores: Scores | tuple[()]
+    """At the evaluation point ``local``; () if there are none."""
+
+
+class PersonalizeOutput(NamedTuple):
+    """A personal model, numbers about it, and its scores by test set."""
+
+    personal: Any
+    diagnostics: dict[str, Tensor]
+    scores: dict[str, Scores]
 
 
 def client_inputs(client: int, split: Split, info: ClientInfo, state: Any, per_client: Any) -> ClientInputs:
@@ -88,12 +122,19 @@ def client_inputs(client: int, split: Split, info: ClientInfo, state: Any, per_c
     )
 
 
-def _examples(common: SharedInputs, part: ExampleIndices) -> ExampleSet:
-    return ExampleSet(common.x, common.y, part.rows, part.weight, common.scale)
+def _visible(common: SharedInputs, part: ExampleIndices) -> ExampleSet:
+    """Return training or validation examples, from the tables that an algorithm sees."""
+    x, y = common.visible or Tables(common.x, common.y)
+    return ExampleSet(x, y, part.rows, part.weight, common.scale)
 
 
 def _data(common: SharedInputs, inputs: ClientInputs) -> ClientData:
-    return ClientData(_examples(common, inputs.train), _examples(common, inputs.val), inputs.info)
+    return ClientData(_visible(common, inputs.train), _visible(common, inputs.val), inputs.info)
+
+
+def _test(common: SharedInputs, inputs: ClientInputs) -> ExampleSet:
+    """Return test examples, from the tables of the federation, which no algorithm sees."""
+    return ExampleSet(common.x, common.y, inputs.test.rows, inputs.test.weight, common.scale)
 
 
 def client_key(common: SharedInputs, inputs: ClientInputs, purpose: str) -> Key:
@@ -108,8 +149,8 @@ def train_program(
     *,
     algorithm: Algorithm[Any, Any, Any],
     request: TrainRequest,
-) -> tuple[Any, Any, dict[str, Tensor], Scores | tuple[()]]:
-    """Run a client's round; return new state, upload, metrics, and scores at the point ``local``."""
+) -> TrainOutput:
+    """Run a client's round."""
     task = algorithm.bind(task)
     key = client_key(common, inputs, "train")
     download = Download(common.shared, inputs.per_client)
@@ -117,8 +158,8 @@ def train_program(
     has_model = not (isinstance(update.personal, tuple) and update.personal == ())
     scores: Scores | tuple[()] = ()
     if request.evaluate and has_model:
-        scores = score_model(task, common, inputs, update.personal, inputs.test, algorithm=algorithm)
-    return update.state, update.upload, dict(update.metrics), scores
+        scores = score_model(task, common, inputs, update.personal, _test(common, inputs), algorithm=algorithm)
+    return TrainOutput(update.state, update.upload, dict(update.metrics), scores)
 
 
 def personalize_program(
@@ -128,8 +169,8 @@ def personalize_program(
     *,
     algorithm: Algorithm[Any, Any, Any],
     request: PersonalizeRequest,
-) -> tuple[Any, dict[str, Tensor], dict[str, Scores]]:
-    """Make a client's personal model; return it with diagnostics, and scores by test set.
+) -> PersonalizeOutput:
+    """Make a client's personal model, and score it.
 
     The steps of ``onboard`` count among the model's steps. Scores on validation examples serve choices that must not
     see test examples.
@@ -146,16 +187,16 @@ def personalize_program(
         state, steps = onboarded
     personal = algorithm.personalize(task, download, state, data, client_key(common, inputs, "personalize"))
     personal = present_first(personal, inputs.train.weight)
-    parts = {"clients": inputs.test}
+    parts = {"clients": _test(common, inputs)}
     if request.validate:
-        parts["validation"] = inputs.val
+        parts["validation"] = data.val
     scores = {
         name: score_model(task, common, inputs, personal, part, algorithm=algorithm) for name, part in parts.items()
     }
     numbers = dict(algorithm.diagnostics(task, personal))
     if request.new:
         numbers["steps"] = numbers.get("steps", torch.zeros((), dtype=torch.int64)) + steps
-    return personal, numbers, scores
+    return PersonalizeOutput(personal, numbers, scores)
 
 
 def score_program(
@@ -168,7 +209,7 @@ def score_program(
 ) -> Scores:
     """Score the model in ``common.shared`` on a client's test examples."""
     task = algorithm.bind(task)
-    return score_model(task, common, inputs, common.shared, inputs.test, algorithm=algorithm)
+    return score_model(task, common, inputs, common.shared, _test(common, inputs), algorithm=algorithm)
 
 
 def score_model(
@@ -176,12 +217,11 @@ def score_model(
     common: SharedInputs,
     inputs: ClientInputs,
     personal: Any,
-    part: ExampleIndices,
+    examples: ExampleSet,
     *,
     algorithm: Algorithm[Any, Any, Any],
 ) -> Scores:
     """Score a model on some of a client's examples."""
-    examples = _examples(common, part)
     key = client_key(common, inputs, "predict")
     logits = forward(task, partial(_predict, algorithm), personal, examples, key=key)
     return score(logits, examples.labels(), examples.weight, task.num_classes)

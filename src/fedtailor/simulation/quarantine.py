@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -13,6 +14,12 @@ from fedtailor.core import tree
 from fedtailor.core.engine import Failure
 from fedtailor.core.errors import ClientError, RunError
 from fedtailor.core.message import Problem
+from fedtailor.simulation.report import describe
+
+LARGEST_NUMBER = torch.finfo(torch.float32).max
+"""The largest number that is recorded. Sums and means over clients stay finite."""
+_MOST_NUMBERS = 1000
+"""Metrics of one client."""
 
 
 def problem_at_client(state: Any, metrics: Mapping[str, Any]) -> Problem | None:
@@ -22,19 +29,53 @@ def problem_at_client(state: Any, metrics: Mapping[str, Any]) -> Problem | None:
     """
     try:
         finite = all_finite(state)
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:
         return Problem("state", "", f"client state: {error}")
     if not finite:
         return Problem("not finite", "", "client state: values that are not finite")
-    for name, value in metrics.items():
+    text = problem_with_numbers(metrics, "metric")
+    return Problem("metric", "", text) if text else None
+
+
+def problem_with_numbers(numbers: Mapping[str, Any], what: str) -> str:
+    """Return why numbers cannot be recorded, in a sentence without its period; empty if they can be."""
+    if len(numbers) > _MOST_NUMBERS:
+        return f"{len(numbers)} {what}s; at most {_MOST_NUMBERS} are recorded"
+    for name, value in numbers.items():
         if not isinstance(value, Tensor) or value.dim() != 0:
-            return Problem("metric", "", f"metric '{name}' is not a single number")
-    return None
+            return f"{what} '{name}' is not a single number"
+        if not _is_recordable(value):
+            return f"{what} '{name}' is {float(value):g}, which is not recorded"
+    return ""
+
+
+def usable_numbers(numbers: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the numbers that can be recorded."""
+    single = {name: value for name, value in numbers.items() if isinstance(value, Tensor) and value.dim() == 0}
+    usable = {name: value for name, value in single.items() if _is_recordable(value)}
+    return dict(itertools.islice(usable.items(), _MOST_NUMBERS))
+
+
+def _is_recordable(value: Tensor) -> bool:
+    return abs(float(value)) <= LARGEST_NUMBER
+
+
+def problem_with_personal(personal: Any) -> str:
+    """Return why a client's model must not be kept, in a sentence without its period; empty if it can be."""
+    try:
+        if not all_finite(personal):
+            return "the model holds values that are not finite; it is scored, and not kept"
+        types = {leaf.dtype for leaf in tree.leaves(personal)}
+    except (TypeError, RuntimeError) as error:
+        return f"the model cannot be kept: {error}"
+    if torch.bfloat16 in types:
+        return "the model holds values of type torch.bfloat16, which are not written; it is scored, and not kept"
+    return ""
 
 
 def refuse_total_quarantine(round: int, events: Sequence[Mapping[str, Any]], clients: int) -> NoReturn:
     """Raise because none of the work of so many clients could be used: then no single client is at fault."""
-    last = next((event for event in events if event["kind"] in ("quarantine", "failed")), None)
+    last = next((event for event in events if event["kind"] in ("absent", "failed", "quarantine")), None)
     example = f"; client {last['client']}: {last['reason'].rstrip('.')}" if last else ""
     noun = "client" if clients == 1 else "clients"
     raise RunError(f"round {round}: none of the work of the {clients} {noun} can be used{example}.", key="local_update")
@@ -49,11 +90,6 @@ def _is_finite(leaf: Tensor) -> bool:
     if not leaf.is_floating_point() or leaf.numel() == 0:
         return bool(torch.isfinite(leaf).all())
     return all(math.isfinite(end) for end in map(float, torch.aminmax(leaf)))  # ten times as fast as isfinite
-
-
-def describe(failure: Failure) -> str:
-    """Return what a client's program raised."""
-    return f"{type(failure.reason).__name__}: {failure.reason}"
 
 
 def refuse_total_failure(failed: Sequence[tuple[int, Failure]], count: int, stage: str, round: int) -> None:

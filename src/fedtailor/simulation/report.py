@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from fedtailor.core.engine import Failure, NoAnswer, ProgramError
+from fedtailor.core.errors import describe_error, one_line
 from fedtailor.core.metrics import Scores
 
 Point = Literal["global", "local", "personalized"]
@@ -74,9 +76,33 @@ class RoundReport:
     """Personal models by client, after the last round."""
 
 
-def add_event(report: RoundReport, kind: Literal["quarantine", "failed"], client: int, reason: str) -> None:
-    """Note that a client's upload was left out (``quarantine``), or that the client failed, and why."""
-    report.events.append({"kind": kind, "round": report.round, "client": client, "reason": reason})
+EventKind = Literal["absent", "failed", "quarantine"]
+"""What can happen to a client: it gave no answer, its program raised, or its upload was left out."""
+
+Stage = Literal["local_update", "evaluate", "personalize", "evaluate on the complete test part"]
+"""What a client was asked to do."""
+
+
+def add_event(report: RoundReport, kind: EventKind, client: int, reason: str) -> None:
+    """Note what happened to a client, and why."""
+    report.events.append({"kind": kind, "round": report.round, "client": client, "reason": one_line(reason)})
+
+
+def add_failure(report: RoundReport, client: int, stage: Stage, failure: Failure) -> None:
+    """Note that a client failed, or gave no answer; the latter so that it can be repeated."""
+    if isinstance(failure.reason, NoAnswer):
+        add_event(report, "absent", client, f"{stage}: {describe(failure)}")
+        report.events[-1]["stage"] = stage
+    else:
+        add_event(report, "failed", client, f"{stage}: {describe(failure)}")
+
+
+def describe(failure: Failure) -> str:
+    """Return what a client's program raised, or why there is no output, in one line."""
+    text = describe_error(failure.reason)
+    if isinstance(failure.reason, ProgramError):
+        return text.partition(": ")[2]
+    return text
 
 
 def record(table: dict[str, dict[int, float]], client: int, numbers: Mapping[str, Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,11 +18,12 @@ from fedtailor.core.message import Upload, download_bytes, problem_with, reduce_
 from fedtailor.core.metrics import Scores
 from fedtailor.core.roster import Roster
 from fedtailor.core.schedule import Schedule
+from fedtailor.simulation.absences import RepeatedAbsences
 from fedtailor.simulation.clients import Clients, LocalClients, Storage, TrainReply, in_memory
 from fedtailor.simulation.evaluation import evaluate_global, evaluate_personalized
 from fedtailor.simulation.programs import TrainRequest
-from fedtailor.simulation.quarantine import describe, refuse_total_failure, refuse_total_quarantine
-from fedtailor.simulation.report import Evaluation, RoundReport, RunState, add_event, record, whole_sum
+from fedtailor.simulation.quarantine import refuse_total_failure, refuse_total_quarantine
+from fedtailor.simulation.report import Evaluation, RoundReport, RunState, add_event, add_failure, record, whole_sum
 
 
 def simulate(
@@ -62,6 +63,7 @@ def federate(
     *,
     seed: int,
     resume: RunState | None = None,
+    events: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[RoundReport]:
     """Run an algorithm with given clients; yield a report after every round.
 
@@ -72,6 +74,7 @@ def federate(
         schedule: how long, who takes part, when models are evaluated.
         seed: of every random number but those of the data.
         resume: the state of an earlier run after one of its rounds; the clients must be as they were then.
+        events: of the rounds of that run which are run again: whoever gave no answer in one of them gives none again.
 
     Raises:
         ConfigError: the schedule or the clients' tasks do not fit the algorithm.
@@ -80,6 +83,8 @@ def federate(
     schedule.participation.check(roster.population)
     check_tasks(algorithm, roster)
     check_who_trains(algorithm, schedule)
+    if events:
+        clients = RepeatedAbsences(clients, events)
     with one_thread():  # the server's arithmetic, too, must not depend on the number of cores
         server = _Server(algorithm, roster, schedule, seed, resume)
     while server.state.round < schedule.rounds:
@@ -221,7 +226,7 @@ class _Server:
         """Enter a client's reply into the report; return whether the client's round is accepted."""
         if isinstance(reply, Failure):
             training.failures.append((client, reply))
-            add_event(report, "failed", client, f"local_update: {describe(reply)}")
+            add_failure(report, client, "local_update", reply)
             return False
         problem = problem_with(reply.upload, self.messages) or reply.problem
         if problem is not None:

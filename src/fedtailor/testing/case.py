@@ -18,9 +18,8 @@ from fedtailor.core.engine import Engine, Failure
 from fedtailor.core.federation import Federation
 from fedtailor.core.message import Problem
 from fedtailor.core.task import Task, Training
-from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing import federations
-from fedtailor.testing.engines import Guarding, NotStacked, Strict
+from fedtailor.testing.engines import Exposed, Guarding, NotStacked, Strict
 from fedtailor.testing.isolation import seed_globally
 from fedtailor.testing.runs import (
     Disagreement,
@@ -96,7 +95,7 @@ class Case:
     def base(self, model: str = "mlp") -> Trace:
         """Return the run that other runs are compared with: clients one by one."""
         if model not in self._bases:
-            self._bases[model] = self.run(Reference(), self.federation(model))
+            self._bases[model] = self.run(Exposed(), self.federation(model))
         return self._bases[model]
 
     @cached_property
@@ -113,7 +112,7 @@ class Case:
         twin, observed = spied(self.algorithm)
         seed_globally(1)
         try:
-            run(twin, Guarding(Reference()), self.federation())
+            run(twin, Guarding(Exposed()), self.federation())
         except Disagreement as error:
             return Spied(observed, str(error))
         return Spied(observed, "")
@@ -123,7 +122,7 @@ class Case:
         twin, observed = spied(self.algorithm)
         seed_globally(1)
         with suppress(Exception):  # the first run has shown it
-            run(twin, Reference(), self.federation(), rounds=1)
+            run(twin, Exposed(), self.federation(), rounds=1)
         for kind, source in SOURCES.items():
             for value in observed.values[kind]:
                 path, leaf = _first_of_wrong_type(value)
@@ -133,7 +132,7 @@ class Case:
 
     def first_problem(self) -> Problem | None:
         """Return the first problem with what a client returns, in a run that may fail; None if there is none."""
-        tracing = TracingEngine(Reference())
+        tracing = TracingEngine(Exposed())
         seed_globally(1)
         with suppress(Exception):  # the first run has shown it
             run(self.algorithm, tracing, self.federation(), rounds=1)
@@ -160,19 +159,19 @@ class Case:
         federation = federations.make_federation(self.task(), (24, 36, 30, 40), (30, 24), distance=3.0, test_size=40)
         algorithm = replace(self.algorithm, training=replace(TRAINING, epochs=3, lr=0.1, batch_size=10))
         seed_globally(1)
-        trace = run(algorithm, Reference(), federation, rounds=rounds, evaluate_every=0, personalized_every=0)
+        trace = run(algorithm, Exposed(), federation, rounds=rounds, evaluate_every=0, personalized_every=0)
         return [_lesson(federation, trace, "known"), _lesson(federation, trace, "new")]
 
     @cached_property
     def unrepeatable(self) -> str:
         """Where a second run with the same seed and the same global random states differs, or an empty string."""
-        return same_bits(self.base(), self.run(Reference()))
+        return same_bits(self.base(), self.run(Exposed()))
 
     @cached_property
     def unkeyed(self) -> str:
         """Where a run with other global random states differs, or an empty string."""
         seed_globally(2)
-        return same_bits(self.base(), run(self.algorithm, Reference(), self.federation()))
+        return same_bits(self.base(), run(self.algorithm, Exposed(), self.federation()))
 
     @property
     def comparable(self) -> bool:

@@ -15,10 +15,10 @@ from fedtailor.core.engine import Failure
 from fedtailor.core.federation import Cohort, Federation
 from fedtailor.core.message import Mean
 from fedtailor.core.rng import new_key
-from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.quarantine import all_finite
 from fedtailor.testing.advice import FEW, advice, advice_on_error
 from fedtailor.testing.case import Case, Check, Lesson
+from fedtailor.testing.engines import Exposed
 from fedtailor.testing.locate import explain, root_cause
 from fedtailor.testing.runs import Trace, assert_same_bits, problem_with_output
 from fedtailor.testing.spy import structure
@@ -226,7 +226,7 @@ def check_test_data(case: Case) -> str | None:
         return None
     federation = case.federation()
     positions = torch.cat([split.test for split in federation.splits])
-    changed = case.run(Reference(), _with_other_examples(federation, positions))
+    changed = case.run(Exposed(), _with_other_examples(federation, positions))
     place = _first_difference(case.base(), changed, range(len(federation.splits)))
     if not place:
         return None
@@ -242,7 +242,7 @@ def check_own_data(case: Case) -> str | None:
         return None
     federation = case.federation()
     other_examples = _with_other_examples(federation, federation.splits[_LAST_CLIENT].train)
-    changed = case.run(Reference(), other_examples, rounds=1)
+    changed = case.run(Exposed(), other_examples, rounds=1)
     place = _first_difference(case.base(), changed, range(_LAST_CLIENT), rounds=1, programs=("train",))
     if not place:
         return None

@@ -15,7 +15,7 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
 from fedtailor.testing.case import Case, Check, close, same_bits
 from fedtailor.testing.checks import FIRST, METHODS, check_structure, unusable
-from fedtailor.testing.engines import NotStacked, Padded, Shuffled, Strict
+from fedtailor.testing.engines import Exposed, NotStacked, Padded, Shuffled, Strict
 from fedtailor.testing.locate import explain
 
 _REFUSED = (
@@ -73,7 +73,7 @@ def check_padding(case: Case) -> str | None:
     """Examples of weight 0 anywhere in a client's list change nothing."""
     if not case.comparable:
         return None
-    engines: list[Engine] = [Reference()]
+    engines: list[Engine] = [Exposed()]
     if _stacks(case):
         engines.append(Strict(3))
     for engine in engines:
@@ -88,7 +88,7 @@ def check_absence(case: Case) -> str | None:
     if not (case.comparable and _stacks(case)) or check_structure(case):
         return None
     plan = Participation(plan="fixed", count=3, full_last_round=False)
-    one_by_one = case.run(Reference(), rounds=3, participation=plan)
+    one_by_one = case.run(Exposed(), rounds=3, participation=plan)
     stacked = case.run(Strict(3), rounds=3, participation=plan)
     place = close(one_by_one, stacked, tolerance=1e-11)
     if place:
@@ -103,7 +103,7 @@ def check_threads(case: Case) -> str | None:
     """Clients in threads get the same results, bit for bit."""
     if not case.comparable:
         return None
-    place = same_bits(case.base(), case.run(Workers(2)))
+    place = same_bits(case.run(Reference()), case.run(Workers(2)))
     return f"Clients that run in threads get different results: {place}. {_SHARED}." if place else None
 
 
@@ -111,7 +111,7 @@ def check_order(case: Case) -> str | None:
     """The order in which clients run does not matter."""
     if not case.comparable:
         return None
-    place = same_bits(case.base(), case.run(Shuffled(Reference())))
+    place = same_bits(case.base(), case.run(Shuffled(Exposed())))
     if not place and not isinstance(case.stacked, NotStacked):
         place = same_bits(case.stacked, case.run(Shuffled(Strict(3))))
     return f"The order in which clients run changes the results: {place}. {_SHARED}." if place else None
@@ -138,7 +138,7 @@ def check_randomness(case: Case) -> str | None:
 def check_seed(case: Case) -> str | None:
     """Another seed gives other models."""
     models = case.base().reports[-1].personal
-    others = case.run(Reference(), seed=4).reports[-1].personal
+    others = case.run(Exposed(), seed=4).reports[-1].personal
     for client, personal in models.items():
         other = others.get(client, personal)
         if all(torch.equal(*pair) for pair in zip(tree.leaves(personal), tree.leaves(other), strict=True)):

@@ -9,9 +9,37 @@ from typing import Any
 import torch
 
 from fedtailor.core import tree
-from fedtailor.core.engine import Engine, ExampleIndices, Job, Program
+from fedtailor.core.engine import Engine, ExampleIndices, Failure, Job, Program, one_thread
+from fedtailor.core.per_example import cut
 from fedtailor.simulation.engines.batched import Batched, run_stacked
 from fedtailor.testing.runs import Disagreement, assert_same_bits, program_name
+
+
+class Exposed:
+    """Runs one client after the other on the very inputs, as ``Reference`` does on copies.
+
+    So checks see what a program changes, and whether it looks at the examples of others.
+    """
+
+    name = "exposed"
+
+    def begin_run(self) -> None:
+        """Do nothing: nothing is kept from one call to the next."""
+
+    def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
+        """Return the output of every job."""
+        with one_thread():
+            return [_run(program, common, job) for job in jobs]
+
+    def close(self) -> None:
+        """Do nothing: nothing is held between calls."""
+
+
+def _run(program: Program, common: Any, job: Job) -> Any:
+    try:
+        return cut(program(job.task, common, job.inputs), job.size)
+    except Exception as error:  # a client's program may raise anything
+        return Failure(error)
 
 
 class Shuffled:

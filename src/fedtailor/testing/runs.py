@@ -15,8 +15,8 @@ from fedtailor.core.federation import Federation
 from fedtailor.core.message import Messages, Problem, problem_with
 from fedtailor.core.metrics import Scores
 from fedtailor.core.schedule import Schedule
-from fedtailor.simulation.quarantine import describe, problem_at_client
-from fedtailor.simulation.report import RoundReport
+from fedtailor.simulation.quarantine import problem_at_client
+from fedtailor.simulation.report import RoundReport, describe
 from fedtailor.simulation.rounds import simulate
 
 _PARTS = {

@@ -94,7 +94,7 @@ def look(task, common, inputs):
 
 def layouts(task, common, inputs):
     """Return the layout of every tensor of the common part as it arrived, and the tensors themselves."""
-    return {name: (t.stride(), t.data_ptr() % 64, t) for name, t in common.items()}
+    return {name: (t.stride(), t.data_ptr() % 64, t) for name, t in common.items() if not t.is_complex()}
 
 
 def tables(task, common, inputs):
@@ -117,6 +117,20 @@ def meet(task, common, inputs):
         assert time.monotonic() < end
         time.sleep(0.01)
     return inputs.client
+
+
+def writes_to_tables(task, common, inputs):
+    """Return the sum of the data; client 1 writes to it."""
+    if int(inputs.client) == 1:
+        common.x.zero_()
+    return common.x.sum()
+
+
+def closes_files(task, common, inputs):
+    """Return the sum of the data; client 1 closes the files of its process."""
+    if int(inputs.client) == 1:
+        os.closerange(0, 256)
+    return common.x.sum()
 
 
 def slow(task, common, inputs):

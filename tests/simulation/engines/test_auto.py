@@ -7,6 +7,7 @@ import torch
 
 from federations import make_federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.core.errors import ConfigError
 from fedtailor.core.participation import Participation
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
@@ -150,3 +151,28 @@ def test_a_run_says_what_was_chosen_and_writes_the_engine(tmp_path, monkeypatch)
     assert (parts.config.engine.name, result["engine"], closed) == ("workers", "workers", [parts.engine])
     kept = {path.name for path in (tmp_path / "run").rglob("*.json*") if parts.choice.reason in path.read_text()}
     assert kept == {"provenance.json"}, "what was timed stands in no record that must not change"
+
+
+LIMITED = dataclasses.replace(LONG, client_timeout=2.5)
+
+
+def test_a_limit_of_time_needs_processes():
+    choice = choose_engine(EngineOptions(workers=3), FedAvg(), WORLD, LIMITED)
+    assert (choice.engine.name, choice.engine.workers, choice.engine.timeout) == ("processes", 3, 2.5)
+    assert choice.reason == "engine processes: federation.client_timeout needs it."
+    assert choose_engine(EngineOptions(name="processes"), FedAvg(), WORLD, LIMITED).engine.timeout == 2.5
+
+
+@pytest.mark.parametrize("name", ["reference", "workers", "batched"])
+def test_other_engines_refuse_a_limit_of_time(name):
+    with pytest.raises(ConfigError, match=f"client_timeout needs engine.name = 'processes'.*'{name}' cannot") as caught:
+        choose_engine(EngineOptions(name=name), FedAvg(), WORLD, LIMITED)
+    assert caught.value.key == "federation.client_timeout"
+
+
+def test_a_limit_of_time_is_refused_where_processes_cannot_run():
+    class Local(FedAvg):
+        """A class that other processes cannot import."""
+
+    with pytest.raises(ConfigError, match=r"here it cannot run: engine 'processes' cannot send"):
+        choose_engine(EngineOptions(), Local(), WORLD, LIMITED)

@@ -17,7 +17,7 @@ from contract.cases import build
 from federations import TASKS, make_federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core import tree
-from fedtailor.core.engine import Failure
+from fedtailor.core.engine import Failure, NoAnswer, ProgramError
 from fedtailor.core.errors import ConfigError, RunError
 from fedtailor.models import build_model
 from fedtailor.simulation.engines import mapped_tables, worker_process
@@ -25,6 +25,7 @@ from fedtailor.simulation.engines.processes import Processes
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.worker_process import WorkerProcess
 from fedtailor.simulation.programs import TrainRequest, client_program
+from fedtailor.simulation.report import describe
 from fedtailor.testing.runs import assert_same_runs, run
 from simulation.engines import programs
 from simulation.engines.programs import TENSORS, data, job, same
@@ -141,13 +142,15 @@ def test_a_failing_client_fails_alone(pool):
     outputs = pool.map(programs.faulty, COMMON, jobs())
     failed = {position: output.reason for position, output in enumerate(outputs) if isinstance(output, Failure)}
     assert isinstance(failed[1], ValueError) and str(failed[1]) == "client 1"
-    assert type(failed[4]) is RuntimeError and str(failed[4]) == "Picky: client 4 is picky"
+    assert type(failed[4]) is ProgramError and describe(outputs[4]) == "Picky: client 4 is picky"
     assert sorted(failed) == [1, 4] and float(outputs[2]["sum"][0]) == 56.0
 
 
 def test_an_output_that_cannot_be_sent_is_a_failure(pool):
     outputs = pool.map(programs.unreadable, COMMON, [job(0), job(1), job(2)])
-    assert isinstance(outputs[1].reason, TypeError) and "the program's output cannot be sent" in str(outputs[1].reason)
+    assert (
+        describe(outputs[1]) == "TypeError: the output holds a value of type function at 'function', which is no tensor"
+    )
     assert [int(outputs[0]), int(outputs[2])] == [0, 2]
 
 
@@ -157,6 +160,35 @@ def test_a_client_whose_process_dies_fails_alone():
         reason = outputs.pop(2).reason
         assert str(reason).startswith("the process of this client was ended by signal 9 (SIGKILL), possibly because")
         assert [int(output) for output in outputs] == [0, 1, 3, 4]
+
+
+def test_a_client_that_takes_too_long_fails_alone(tmp_path):
+    started = tmp_path / "started"
+    with Processes(1, timeout=30.0) as engine:  # a process that starts imports PyTorch, which may take long
+        assert [int(output) for output in engine.map(programs.deadly, COMMON, [job(0)])] == [0]
+        engine.timeout = 0.3
+        (output,) = engine.map(programs.slow, data(torch.ones(2), shared=str(started)), [job(0)])
+        (slow,) = pids(started)
+        assert describe(output) == "no answer within 0.3 s (federation.client_timeout)"
+        assert isinstance(output.reason, NoAnswer) and not alive(slow)
+        engine.timeout = 30.0
+        assert [int(output) for output in engine.map(programs.deadly, COMMON, [job(0), job(1)])] == [0, 1]
+
+
+def test_a_client_that_writes_to_the_data_of_others_ends_its_process_only(tmp_path):
+    x = torch.ones(4, 3)
+    with Processes(1) as engine:
+        outputs = engine.map(programs.writes_to_tables, data(x), [job(n) for n in range(3)])
+    assert "SIGSEGV), possibly because its program wrote to the data, which are read-only" in describe(outputs[1])
+    assert [float(outputs[n]) for n in (0, 2)] == [12.0, 12.0] and float(x.sum()) == 12
+
+
+@pytest.mark.slow
+def test_a_process_that_closes_its_connection_does_not_remove_the_files_of_the_data():
+    with Processes(1) as engine:
+        outputs = engine.map(programs.closes_files, data(torch.ones(4, 3)), [job(n) for n in range(3)])
+        assert describe(outputs[1]) == "the process of this client closed its connection"
+        assert [float(outputs[n]) for n in (0, 2)] == [12.0, 12.0]
 
 
 # How processes end
@@ -184,8 +216,9 @@ def test_an_interruption_ends_clients_and_processes(tmp_path, monkeypatch):
         signal.signal(signal.SIGINT, before)
     assert len(pids(started)) == 1 and not alive(pids(started)[0]), "no further client starts, and its process ended"
     assert not list(tmp_path.glob("fedtailor-*"))
-    with engine, pytest.raises(KeyboardInterrupt):  # it starts anew; an interruption by a program is none of a client's
-        engine.map(programs.interrupted, COMMON, [job(0)])
+    with engine:  # it starts anew; Ctrl-C does not reach it, so an interruption is the program's own failure
+        (output,) = engine.map(programs.interrupted, COMMON, [job(0)])
+        assert isinstance(output, Failure) and isinstance(output.reason, KeyboardInterrupt)
 
 
 ORPHAN = """
@@ -271,7 +304,7 @@ def test_tensors_keep_their_layout_there_and_back(pool):
         expected = TENSORS[name].resolve_conj()
         assert stride == expected.stride(), name
         assert lead == (expected.data_ptr() % 64 if expected.numel() else 0), name
-        same(tensor, TENSORS[name])
+        same(tensor, TENSORS[name].clone())  # an output is a copy, whose values do not overlap
 
 
 def test_tables_keep_their_layout(pool):
@@ -333,7 +366,7 @@ def test_a_model_of_the_current_folder_is_found(pool, tmp_path, monkeypatch):
 def test_the_longest_starts_first():
     order = []
     engine = Processes(1)
-    engine._pool.workers[0].run = lambda payload, job: order.append(job.client)
+    engine._pool.workers[0].run = lambda payload, job, timeout: order.append(job.client)
     engine.map(programs.total, COMMON, jobs())
     assert order == [2, 4, 0, 5, 3, 1]
 

@@ -106,12 +106,16 @@ def scored_clients(metrics: Mapping[str, Any]) -> str:
     return f"{metrics['clients']['evaluated']:.1f}".removesuffix(".0")
 
 
+_LOST_WORK = ("quarantine", "failed", "absent")
+"""Events by which the work of a client is lost."""
+
+
 def warn(results: Sequence[Mapping[str, Any]]) -> None:
     """Print one line if uploads were left out or clients failed, and where to read the reasons."""
-    affected = [result for result in results if result["events"]["quarantine"] or result["events"]["failed"]]
+    affected = [result for result in results if any(result["events"][kind] for kind in _LOST_WORK)]
     if not affected:
         return
     left_out = sum(result["events"]["quarantine"] for result in affected)
-    failed = sum(result["events"]["failed"] for result in affected)
+    failed = sum(result["events"]["failed"] + result["events"]["absent"] for result in affected)
     folders = ", ".join(str(result["run"]) for result in affected)
     say(f"warning: uploads left out: {left_out}, failures: {failed}; see events.jsonl in {folders}", style="yellow")

@@ -16,8 +16,12 @@ from torch import Tensor
 
 from fedtailor.core import tree
 from fedtailor.core.engine import ExampleIndices, Failure, Job, Program, one_thread
+from fedtailor.core.errors import describe_error
 from fedtailor.core.per_example import cut
-from fedtailor.simulation.engines.reference import run_job
+from fedtailor.simulation.engines.containment import refuse_to_contain, run_one_by_one
+from fedtailor.simulation.engines.plain_output import plain
+from fedtailor.simulation.engines.private_inputs import PrivateInputs
+from fedtailor.simulation.engines.surroundings import Surroundings, thread_restored
 
 
 class Batched:
@@ -49,17 +53,32 @@ class Batched:
 
         If no client fails then, the program cannot be stacked. That is slow but not wrong, so it is a warning.
         """
+        surroundings = Surroundings()
         try:
-            return run_stacked(program, common, jobs)
-        except Exception as reason:  # a client's program may raise anything
-            outputs = [run_job(program, common, job) for job in jobs]
+            return self._run_contained(program, common, jobs)
+        except BaseException as error:  # a client's program may raise anything
+            refuse_to_contain(error)
+            surroundings.restore()
+            outputs = run_one_by_one(program, common, jobs)
             if not any(isinstance(output, Failure) for output in outputs):
-                warnings.warn(self._why_one_by_one(reason, len(jobs)), RuntimeWarning, stacklevel=2)
+                warnings.warn(self._why_one_by_one(error, len(jobs)), RuntimeWarning, stacklevel=2)
             return outputs
+        finally:
+            surroundings.restore()
 
-    def _why_one_by_one(self, reason: Exception, clients: int) -> str:
-        out_of_memory = isinstance(reason, torch.OutOfMemoryError | MemoryError)
-        if not out_of_memory and "can't allocate memory" not in str(reason):
+    def _run_contained(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
+        """Run one block on private inputs; what is wrong with any client's output is raised."""
+        private = PrivateInputs(common, [job.inputs for job in jobs])
+        own_jobs = [job._replace(inputs=inputs) for job, inputs in zip(jobs, private.inputs, strict=True)]
+        with thread_restored():
+            outputs = run_stacked(program, private.common, own_jobs)
+        private.check()
+        return [plain(output) for output in outputs]
+
+    def _why_one_by_one(self, error: BaseException, clients: int) -> str:
+        out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        reason = describe_error(error)
+        if not out_of_memory and "can't allocate memory" not in reason:
             return f"engine 'batched' runs clients one by one, because they cannot be stacked: {reason}"
         warning = f"engine 'batched' runs clients one by one, because there is not enough memory to stack {clients}."
         if clients > 1:
@@ -85,8 +104,7 @@ def run_stacked(program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]
     output = torch.func.vmap(partial(program, jobs[0].task), in_dims=(None, 0))(common, stacked)
     outputs = []
     for client_output, job in zip(tree.unstack(output, len(jobs)), jobs, strict=True):
-        own = cut(client_output, job.size)
-        outputs.append(tree.map(torch.clone, own))  # a view would keep the whole stack in memory
+        outputs.append(cut(client_output, job.size))
     return outputs
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from fedtailor.core.errors import unknown_name
+from fedtailor.core.errors import ConfigError, unknown_name
 from fedtailor.simulation.engines import TABLE
 from fedtailor.simulation.engines.options import EngineChoice, EngineOptions
 
@@ -15,8 +16,13 @@ if TYPE_CHECKING:
     from fedtailor.core.schedule import Schedule
 
 
-def build_engine(options: EngineOptions) -> Engine:
-    """Build the engine that the options name; ``auto`` gives ``workers``, since there is no run to judge."""
+def build_engine(options: EngineOptions, client_timeout: float = 0.0) -> Engine:
+    """Build the engine that the options name; ``auto`` gives ``workers``, since there is no run to judge.
+
+    Args:
+        options: its name and settings.
+        client_timeout: seconds that a client's program may take on the engine ``processes``; 0: any time.
+    """
     if options.name == "reference":
         from fedtailor.simulation.engines.reference import Reference
 
@@ -28,7 +34,7 @@ def build_engine(options: EngineOptions) -> Engine:
     if options.name == "processes":
         from fedtailor.simulation.engines.processes import Processes
 
-        return Processes(options.workers)
+        return Processes(options.workers, client_timeout)
     if options.name in ("auto", "workers"):
         from fedtailor.simulation.engines.workers import Workers
 
@@ -39,9 +45,31 @@ def build_engine(options: EngineOptions) -> Engine:
 def choose_engine(
     options: EngineOptions, algorithm: Algorithm[Any, Any, Any], federation: Federation, schedule: Schedule
 ) -> EngineChoice:
-    """Build the engine that the options name; ``auto`` chooses one that suits the run."""
-    if options.name != "auto":
-        return EngineChoice(build_engine(options))
-    from fedtailor.simulation.engines.auto import choose
+    """Build the engine that the options name; ``auto`` chooses one that suits the run.
 
-    return choose(algorithm, federation, schedule, options.workers)
+    Raises:
+        ConfigError: the schedule limits the time of clients, which the engine cannot do.
+    """
+    if options.name != "auto":
+        if schedule.client_timeout > 0 and options.name != "processes":
+            raise _cannot_stop_clients(f"'{options.name}' cannot", options.name)
+        return EngineChoice(build_engine(options, schedule.client_timeout))
+    from fedtailor.simulation.engines.auto import choose, obstacle
+
+    if schedule.client_timeout == 0:
+        return choose(algorithm, federation, schedule, options.workers)
+    problem = obstacle(algorithm, federation)
+    if problem:
+        raise _cannot_stop_clients(f"here it cannot run: {problem.rstrip('.')}", options.name)
+    processes = dataclasses.replace(options, name="processes")
+    reason = "engine processes: federation.client_timeout needs it."
+    return EngineChoice(build_engine(processes, schedule.client_timeout), reason)
+
+
+def _cannot_stop_clients(why: str, name: str) -> ConfigError:
+    return ConfigError(
+        f"federation.client_timeout needs engine.name = 'processes', which can end a client's process; {why}.",
+        key="federation.client_timeout",
+        allowed=[0],
+        got=name,
+    )

@@ -2,65 +2,32 @@
 
 A request is a tuple of its kind and its contents; so is an answer. Requests: ``settings``, ``run`` (a run begins),
 ``tables`` (the files of the data), ``task`` (its number, the task), ``map`` (the program, its shared inputs), ``job``
-(the number of its task, and the rest of the job). Answers: ``output``, ``raised`` (an interruption by the program),
-``unreadable`` (why a request cannot be read).
+(the number of its task, and the rest of the job). Answers: ``output``, ``unreadable`` (why a request cannot be read).
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import queue
 import shutil
 import sys
 import threading
 from collections.abc import Sequence
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
-from fedtailor.core.engine import Failure, Job, Program
+from fedtailor.core.engine import Failure, Job, Program, ProgramError
+from fedtailor.core.errors import LONGEST_REASON, describe_error
 from fedtailor.core.task import Task
+from fedtailor.simulation.engines.containment import run_job
 from fedtailor.simulation.engines.mapped_tables import MappedTensor
-from fedtailor.simulation.engines.reference import run_job
 from fedtailor.simulation.engines.serialization import SerializationError, decode, encode, read_frame, write_frame
+from fedtailor.simulation.engines.surroundings import Settings, Surroundings, set_import_path
 from fedtailor.simulation.engines.workers import keep_pages
 from fedtailor.simulation.programs import SharedInputs
 from fedtailor.training.step_graph.replay import ReplayRunner
-
-
-class Settings(NamedTuple):
-    """The settings of a process on which programs depend."""
-
-    path: tuple[str, ...]
-    """Folders in which Python looks for modules."""
-    dtype: torch.dtype
-    deterministic: bool
-    warn_only: bool
-    precision: str
-    mkldnn: bool
-
-    @classmethod
-    def current(cls) -> Settings:
-        """Return the settings of this process."""
-        return cls(
-            path=tuple(entry for entry in sys.path if isinstance(entry, str)),
-            dtype=torch.get_default_dtype(),
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-            warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
-            precision=torch.get_float32_matmul_precision(),
-            mkldnn=bool(torch.backends.mkldnn.enabled),
-        )
-
-    def apply(self) -> None:
-        """Change the settings of this process to these."""
-        sys.path[:] = self.path
-        importlib.invalidate_caches()
-        torch.set_default_dtype(self.dtype)
-        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
-        torch.set_float32_matmul_precision(self.precision)
-        torch.backends.mkldnn.enabled = self.mkldnn  # type: ignore[assignment]
 
 
 class _RequestHandler:
@@ -71,6 +38,7 @@ class _RequestHandler:
         self.tables: list[Tensor] = []
         self.program: Program
         self.shared_inputs: Any
+        self.surroundings: Surroundings
         self.runner = ReplayRunner()
 
     def answer(self, request: bytes) -> memoryview:
@@ -79,17 +47,16 @@ class _RequestHandler:
             kind, *contents = decode(request)
             handle = getattr(self, f"_handle_{kind}")
             output = handle(*contents)
-        except Exception as error:  # importing a user's module may raise anything
-            return encode(("unreadable", f"{type(error).__name__}: {error}"))
-        except BaseException as error:  # an interruption by the program itself, which ends the parent's run
-            return encode(("raised", portable(error)))
+        except BaseException as error:  # importing a user's module may raise anything
+            return encode(("unreadable", describe_error(error)))
         try:
             return encode(("output", output))
         except SerializationError as error:
             reason = f"the program's output cannot be sent to another process: {error}"
             return encode(("output", Failure(TypeError(reason))))
 
-    def _handle_settings(self, settings: Settings) -> None:
+    def _handle_settings(self, settings: Settings, path: tuple[str, ...]) -> None:
+        set_import_path(path)
         settings.apply()
 
     def _handle_run(self) -> None:
@@ -106,24 +73,28 @@ class _RequestHandler:
             shared_inputs = shared_inputs._replace(x=self.tables[0], y=self.tables[1])
         self.program = program
         self.shared_inputs = shared_inputs
+        self.surroundings = Surroundings()
 
     def _handle_job(self, task_number: int, client: int, inputs: Any, size: int) -> Any:
         job = Job(client, self.tasks[task_number], inputs, size)
         output = run_job(self.program, self.shared_inputs, job, self.runner)
+        if self.surroundings.restore():
+            self.runner = ReplayRunner()  # what was recorded under other settings may be wrong
         if isinstance(output, Failure):
             return Failure(portable(output.reason))
         return output
 
 
-def portable(error: Any) -> Any:
+def portable(error: BaseException) -> BaseException:
     """Return an exception that another process can read: the same exception, or one with its text."""
+    text = describe_error(error)
     try:
         copy = decode(encode(error))
-        if type(copy) is type(error) and str(copy) == str(error):
+        if type(copy) is type(error) and describe_error(copy) == text and len(str(error)) <= LONGEST_REASON:
             return error
-    except Exception:  # an exception's own class may raise anything when it is rebuilt from its arguments
+    except BaseException:  # an exception's own class may raise anything when it is rebuilt from its arguments
         pass
-    return RuntimeError(f"{type(error).__name__}: {error}")
+    return ProgramError(text)
 
 
 def serve(folder: str = "") -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,14 +22,15 @@ class MappedTensor(NamedTuple):
 
     path: str
     layout: Layout
-    elements: int
-    """Number of elements in the file, including those before the first element of the tensor."""
 
     def open(self) -> Tensor:
-        """Return the tensor, backed by the file; writes to it stay private to this process."""
-        if self.elements == 0:
+        """Return the tensor, backed by the file, which is read-only: a program that writes to it ends its process."""
+        if math.prod(self.layout.shape) == 0:
             return torch.empty(self.layout.shape, dtype=self.layout.dtype)
-        values = torch.from_file(self.path, shared=False, size=self.elements, dtype=self.layout.dtype)
+        memory = np.memmap(self.path, dtype=np.uint8, mode="r")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+            values = torch.from_numpy(memory).view(self.layout.dtype)
         return values.as_strided(self.layout.shape, self.layout.stride, self.layout.offset)
 
 
@@ -94,7 +97,4 @@ def _write_tensor(path: Path, table: Tensor) -> MappedTensor:
     with path.open("xb") as file:
         padding.tofile(file)
         values.tofile(file)
-    elements = 0
-    if len(values) > 0:
-        elements = layout.offset + len(values) // itemsize
-    return MappedTensor(str(path), layout, elements)
+    return MappedTensor(str(path), layout)

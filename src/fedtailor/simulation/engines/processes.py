@@ -21,9 +21,9 @@ import torch
 
 from fedtailor.core.engine import Job, Program
 from fedtailor.core.task import Task
-from fedtailor.simulation.engines.child import Settings
 from fedtailor.simulation.engines.mapped_tables import MappedTables
 from fedtailor.simulation.engines.serialization import SerializationError, encode
+from fedtailor.simulation.engines.surroundings import Settings, import_path
 from fedtailor.simulation.engines.worker_process import Payload, Request, WorkerProcess, cannot_send
 from fedtailor.simulation.engines.workers import physical_cores
 from fedtailor.simulation.programs import SharedInputs
@@ -37,8 +37,14 @@ class Processes:
 
     name = "processes"
 
-    def __init__(self, workers: int = 0) -> None:
-        """Prepare ``workers`` processes; 0: one per physical core that this process may use."""
+    def __init__(self, workers: int = 0, timeout: float = 0.0) -> None:
+        """Prepare processes.
+
+        Args:
+            workers: their number; 0: one per physical core that this process may use.
+            timeout: seconds that a client's program may take; 0: any time.
+        """
+        self.timeout = timeout
         self.workers = workers or physical_cores()
         self._pool = _ProcessPool(self.workers)
         self._lock = threading.Lock()
@@ -49,7 +55,7 @@ class Processes:
         self._pool.num_runs += 1
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
-        """Return the output of every job; :class:`Failure` where one raised or its process ended.
+        """Return the output of every job; :class:`Failure` where one raised, its process ended, or it took too long.
 
         Raises:
             ConfigError: the program or one of its inputs cannot be sent to another process.
@@ -72,7 +78,7 @@ class Processes:
                     position = waiting.popleft()
                 except IndexError:
                     return
-                outputs[position] = worker.run(payload, jobs[position])
+                outputs[position] = worker.run(payload, jobs[position], self.timeout)
 
         workers = self._pool.workers[: len(jobs)]
         with ThreadPoolExecutor(len(workers)) as threads:
@@ -106,7 +112,7 @@ class _ProcessPool:
     def __init__(self, count: int) -> None:
         self.workers = [WorkerProcess() for _ in range(count)]
         self.tables = MappedTables()
-        self.settings: Settings | None = None
+        self.settings: tuple[Settings, tuple[str, ...]] | None = None
         self.settings_version = 0
         self.num_runs = 0
         self.num_maps = 0
@@ -126,11 +132,11 @@ class _ProcessPool:
         return Payload(str(self.tables.folder or ""), requests, self._task_requests(jobs))
 
     def _settings_request(self) -> Request:
-        settings = Settings.current()
+        settings = (Settings.current(), import_path())
         if settings != self.settings:
             self.settings = settings
             self.settings_version += 1
-        return Request(self.settings_version, encode(("settings", settings)))
+        return Request(self.settings_version, encode(("settings", *settings)))
 
     def _task_requests(self, jobs: Sequence[Job]) -> dict[int, Request]:
         """Return the requests of the tasks of jobs, by the identity of the task."""

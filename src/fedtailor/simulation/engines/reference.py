@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedtailor.core.engine import Failure, Job, Program, one_thread
-from fedtailor.core.per_example import cut
-from fedtailor.training.step_runner import PLAIN, StepRunner, steps_run_by
+from fedtailor.core.engine import Job, Program, one_thread
+from fedtailor.simulation.engines.containment import run_job
+from fedtailor.simulation.engines.surroundings import Surroundings
 
 
 class Reference:
@@ -21,20 +21,12 @@ class Reference:
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
         with one_thread():
+            surroundings = Surroundings()
             outputs = []
-            for job in jobs:
+            for job in jobs:  # not by a further call: few calls lead from the command to the gradient
                 outputs.append(run_job(program, common, job))
+                surroundings.restore()
             return outputs
 
     def close(self) -> None:
         """Do nothing: nothing is held between calls."""
-
-
-def run_job(program: Program, common: Any, job: Job, runner: StepRunner = PLAIN) -> Any:
-    """Run one client's program, and its training steps by ``runner``; an exception becomes a :class:`Failure`."""
-    try:
-        with steps_run_by(runner):
-            output = program(job.task, common, job.inputs)
-        return cut(output, job.size)
-    except Exception as reason:  # an error of one client must not stop the others
-        return Failure(reason)

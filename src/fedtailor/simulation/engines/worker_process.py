@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from typing import Any, NamedTuple
 
-from fedtailor.core.engine import Failure, Job
-from fedtailor.core.errors import ConfigError, RunError
+from fedtailor.core.engine import Failure, Job, NoAnswer, ProgramError
+from fedtailor.core.errors import ConfigError, RunError, describe_error
 from fedtailor.simulation.engines.serialization import SerializationError, decode, encode, read_frame, write_frame
 
 _START = """
@@ -25,6 +26,8 @@ serve(folder)
 """
 _PATIENCE = 10
 """Seconds that a process has to end before it is killed."""
+_ENDING = 1
+"""Seconds that a process takes to end after it closed its connection."""
 
 
 class Request(NamedTuple):
@@ -61,8 +64,8 @@ class WorkerProcess:
         self._parent = os.getpid()
         self._stopped = False
 
-    def run(self, payload: Payload, job: Job) -> Any:
-        """Return the output of a job; :class:`Failure` if it raised or the process ended.
+    def run(self, payload: Payload, job: Job, timeout: float = 0.0) -> Any:
+        """Return the output of a job; :class:`Failure` if it raised, the process ended, or ``timeout`` seconds passed.
 
         Raises:
             ConfigError: something cannot be sent.
@@ -75,10 +78,22 @@ class WorkerProcess:
                 if self._received.get(kind) != request.version:
                     self._ask(request.data)
                     self._received[kind] = request.version
-            task = payload.tasks[id(job.task)]
-            return self._ask(_encode_job(task.version, job))
         except (EOFError, OSError):
-            return Failure(RuntimeError(f"the process of this client {self._reap()}"))
+            return Failure(NoAnswer(f"the process of this client {self._end()}"))
+        encoded = _encode_job(payload.tasks[id(job.task)].version, job)
+        output: Any = None
+        ended = False
+        with _Deadline(self._process, timeout) as deadline:
+            try:
+                output = self._ask(encoded)
+            except (EOFError, OSError):
+                ended = True
+        if deadline.passed:
+            self._end()
+            return Failure(NoAnswer(f"no answer within {timeout:g} s (federation.client_timeout)"))
+        if ended:
+            return Failure(NoAnswer(f"the process of this client {self._end()}"))
+        return output
 
     def _ask(self, request: bytes | memoryview) -> Any:
         """Send a request and return the answer.
@@ -93,11 +108,8 @@ class WorkerProcess:
         data = read_frame(process.stdout)
         try:
             kind, value = decode(data)
-        except Exception as error:  # the classes of an output may raise anything when they are rebuilt
-            reason = f"the program's output cannot be read: {type(error).__name__}: {error}"
-            return Failure(RuntimeError(reason))
-        if kind == "raised":
-            raise value
+        except BaseException as error:  # the classes of an output may raise anything when they are rebuilt
+            return Failure(ProgramError(f"the program's output cannot be read: {describe_error(error)}"))
         if kind == "unreadable":
             raise cannot_send("a client's program or its inputs", value)
         return value
@@ -141,6 +153,22 @@ class WorkerProcess:
             self._reap()
         self._stopped = False
 
+    def _end(self) -> str:
+        """Return how a process ended that gives no answer, as the end of a sentence; kill it if it still runs.
+
+        Its pipes are closed afterwards: a process that finds them closed takes its parent for dead, and removes the
+        parent's files.
+        """
+        process = self._process
+        if process is not None:
+            try:
+                process.wait(_ENDING)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                self._reap()
+                return "closed its connection"
+        return self._reap()
+
     def _reap(self) -> str:
         """Wait until the process ended, and kill it if it does not; return how it ended, as the end of a sentence."""
         process = self._process
@@ -160,6 +188,30 @@ class WorkerProcess:
         return _describe_end(process.returncode)
 
 
+class _Deadline:
+    """Kills a process unless the block ends in time; 0 seconds: never."""
+
+    def __init__(self, process: subprocess.Popen[bytes] | None, seconds: float) -> None:
+        self.passed = False
+        self._process = process
+        self._timer = threading.Timer(seconds, self._kill) if seconds > 0 else None
+
+    def _kill(self) -> None:
+        self.passed = True
+        if self._process is not None:
+            self._process.kill()
+
+    def __enter__(self) -> _Deadline:
+        if self._timer is not None:
+            self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()  # it may be killing the process right now
+
+
 def _describe_end(code: int) -> str:
     """Return how a process with a return code ended, as the end of a sentence."""
     if code >= 0:
@@ -167,6 +219,8 @@ def _describe_end(code: int) -> str:
     end = f"was ended by signal {-code} ({signal.Signals(-code).name})"
     if -code == getattr(signal, "SIGKILL", 9):
         return f"{end}, possibly because memory ran out"
+    if -code == signal.SIGSEGV:
+        return f"{end}, possibly because its program wrote to the data, which are read-only"
     return end
 
 

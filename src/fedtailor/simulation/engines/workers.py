@@ -10,20 +10,36 @@ import ctypes
 import os
 import platform
 import threading
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fedtailor.core.engine import Job, Program, one_thread
-from fedtailor.simulation.engines.reference import run_job
+from fedtailor.simulation.engines.containment import run_job
+from fedtailor.simulation.engines.surroundings import Surroundings
 from fedtailor.training.step_graph.replay import ReplayRunner
 
 _M_TRIM_THRESHOLD = -1  # parameters of mallopt(3)
 _M_MMAP_THRESHOLD = -3
+
+
+_ONE_BY_ONE = (
+    "engine 'workers' runs the clients of this round again, one by one, because one of them changed a setting of the "
+    "whole process, such as PyTorch's default type or the working folder, while others ran."
+)
+
+
+class _Result(NamedTuple):
+    """The output of a client."""
+
+    output: Any
+    changed_settings: bool
+    """Whether settings of the whole process had changed when it was done."""
 
 
 class Workers:
@@ -41,7 +57,7 @@ class Workers:
         keep_pages()
 
     def begin_run(self) -> None:
-        """Forget the recordings of an earlier run."""
+        """Forget all recordings."""
         self._runner = ReplayRunner()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
@@ -52,15 +68,33 @@ class Workers:
                 self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
                 self._owner = os.getpid()
             pool = self._pool  # threads stay until the engine is closed, and keep their recordings
-            running = {}
-            for position in order:
-                running[position] = pool.submit(run_job, program, common, jobs[position], self._runner)
+            surroundings = Surroundings()
+            task = partial(self._run, surroundings, program, common)
             try:
-                return [running[position].result() for position in range(len(jobs))]
+                running = {position: pool.submit(task, jobs[position]) for position in order}
+                results = [running[position].result() for position in range(len(jobs))]
+                if self._may_be_bent(results):
+                    warnings.warn(_ONE_BY_ONE, RuntimeWarning, stacklevel=2)
+                    results = [pool.submit(task, job).result() for job in jobs]
             except BaseException:
                 pool.shutdown(cancel_futures=True)  # after an interruption, no further client starts
                 self._pool = None
                 raise
+            finally:
+                surroundings.restore()
+            return [result.output for result in results]
+
+    def _run(self, surroundings: Surroundings, program: Program, common: Any, job: Job) -> _Result:
+        """Run one client in this thread."""
+        output = run_job(program, common, job, self._runner)
+        changed = surroundings.restore_settings()
+        if changed:
+            self.begin_run()  # what was recorded under other settings may be wrong
+        return _Result(output, changed)
+
+    def _may_be_bent(self, results: Sequence[_Result]) -> bool:
+        """Return whether a client changed settings of the process while another one ran."""
+        return self.workers > 1 and len(results) > 1 and any(result.changed_settings for result in results)
 
     def close(self) -> None:
         """End the threads; a later call starts new threads."""

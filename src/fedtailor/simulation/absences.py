@@ -1,0 +1,96 @@
+"""Absences of an earlier run, repeated: whether a client answers in time cannot be computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from fedtailor.core.engine import Failure, NoAnswer
+from fedtailor.core.metrics import Scores
+from fedtailor.simulation.clients import Clients, PersonalizeReply, TrainReply
+from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest, TrainRequest
+from fedtailor.simulation.report import Stage
+
+R = TypeVar("R")
+
+_COMPLETE = -1
+"""Stands in events for the complete test part, which belongs to no client."""
+
+
+class RepeatedAbsences:
+    """Clients of which some give no answer where they gave none before. They do not run."""
+
+    def __init__(self, clients: Clients, events: Iterable[Mapping[str, Any]]) -> None:
+        """Repeat what happened to clients.
+
+        Args:
+            clients: answer all other requests.
+            events: of the rounds that are run again; those of kind ``absent`` count.
+        """
+        self._clients = clients
+        self._reasons: dict[tuple[int, Stage], dict[int, str]] = {}
+        for event in events:
+            if event["kind"] == "absent":
+                reason = str(event["reason"]).removeprefix(f"{event['stage']}: ")
+                self._reasons.setdefault((event["round"], event["stage"]), {})[event["client"]] = reason
+
+    @property
+    def personal(self) -> Mapping[int, Any]:
+        """The personal models that were kept, by client."""
+        return self._clients.personal
+
+    def train(
+        self, request: TrainRequest, shared: Any, clients: Sequence[int], round: int
+    ) -> Iterator[tuple[int, TrainReply | Failure]]:
+        """Run a round of those who answered."""
+        return self._ask(
+            "local_update", clients, round, lambda present: self._clients.train(request, shared, present, round)
+        )
+
+    def accept(self, client: int) -> None:
+        """Make what the client's round left its state."""
+        self._clients.accept(client)
+
+    def update_per_client(self, values: Mapping[int, Any]) -> None:
+        """Replace the per-client values of clients."""
+        self._clients.update_per_client(values)
+
+    def score(
+        self, request: ScoreRequest, model: Any, clients: Sequence[int], round: int
+    ) -> Iterator[tuple[int, Scores | Failure]]:
+        """Score one model on the test examples of those who answered."""
+        return self._ask(
+            "evaluate", clients, round, lambda present: self._clients.score(request, model, present, round)
+        )
+
+    def score_complete(self, request: ScoreRequest, model: Any, round: int) -> Scores | Failure | None:
+        """Score one model on the complete official test part."""
+        reasons = self._reasons.get((round, "evaluate on the complete test part"), {})
+        if _COMPLETE in reasons:
+            return Failure(NoAnswer(reasons[_COMPLETE]))
+        return self._clients.score_complete(request, model, round)
+
+    def personalize(
+        self, request: PersonalizeRequest, shared: Any, clients: Sequence[int], round: int
+    ) -> Iterator[tuple[int, PersonalizeReply | Failure]]:
+        """Make and score the personal models of those who answered."""
+        return self._ask(
+            "personalize", clients, round, lambda present: self._clients.personalize(request, shared, present, round)
+        )
+
+    def _ask(
+        self,
+        stage: Stage,
+        clients: Sequence[int],
+        round: int,
+        ask: Callable[[Sequence[int]], Iterator[tuple[int, R | Failure]]],
+    ) -> Iterator[tuple[int, R | Failure]]:
+        """Yield the answers of those who answered, and the absences of the others, in the order of the clients."""
+        reasons = self._reasons.get((round, stage), {})
+        answers = ask([client for client in clients if client not in reasons])
+        for client in clients:
+            if client in reasons:
+                yield client, Failure(NoAnswer(reasons[client]))
+            else:
+                yield next(answers)
+        yield from answers  # none is left; what comes after the last one is done

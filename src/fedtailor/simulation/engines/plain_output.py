@@ -1,0 +1,91 @@
+"""Plain outputs: what a client's program returns, as values that no longer depend on the program.
+
+A program may return anything: mappings that raise when they are read, views into the memory of others, tensors without
+values. Whoever uses an output later must not be surprised, so it is rebuilt at once, where a failure is the client's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+DEEPEST = 32
+"""Levels of nested values."""
+LONGEST_NAME = 500
+"""Characters of a name in a mapping."""
+LARGEST_EXPANDED = 2**28
+"""Bytes of a tensor that repeats its values without storing them."""
+
+_TYPES = frozenset(
+    {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.bool}
+    | {torch.int8, torch.int16, torch.int32, torch.int64}
+)
+"""The types of tensors that can be stored and sent."""
+_HARMLESS = frozenset({bool, int, float, str, type(None), torch.dtype})
+"""Types of values that are no tensors, and that stay as they are: whoever expects a tensor refuses them by name."""
+
+
+def plain(value: Any, where: str = "", depth: int = 0) -> Any:
+    """Return a copy of nested mappings and tuples with tensors in memory of their own.
+
+    Raises:
+        TypeError: it holds something else, or a tensor that cannot be stored; the message names the place.
+    """
+    if depth > DEEPEST:
+        raise TypeError(f"the output is nested more than {DEEPEST} levels deep")
+    if isinstance(value, Tensor):
+        return _plain_tensor(value, where)
+    if isinstance(value, Mapping):
+        return {_plain_name(name, where): plain(child, _join(where, name), depth + 1) for name, child in value.items()}
+    if isinstance(value, tuple):
+        names = getattr(type(value), "_fields", range(len(value)))
+        children = [plain(child, _join(where, name), depth + 1) for name, child in zip(names, value, strict=True)]
+        return type(value)(*children) if hasattr(type(value), "_fields") else tuple(children)
+    if type(value) in _HARMLESS:
+        return value
+    raise TypeError(f"the output holds a value of type {type(value).__name__}{_at(where)}, which is no tensor")
+
+
+def _plain_name(name: Any, where: str) -> str | int:
+    if type(name) is int:
+        return name
+    if type(name) is not str:
+        raise TypeError(f"the output has a name of type {type(name).__name__}{_at(where)}, which is no text")
+    if len(name) > LONGEST_NAME:
+        raise TypeError(f"the output has a name of {len(name)} characters{_at(where)}; at most {LONGEST_NAME} may be")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise TypeError(f"the output has a name{_at(where)} that cannot be written: {error.reason}") from error
+    return name
+
+
+def _plain_tensor(tensor: Tensor, where: str) -> Tensor:
+    """Return a copy of a tensor with the same layout in memory, unless its values overlap."""
+    problem = ""
+    if type(tensor) not in (Tensor, nn.Parameter):
+        problem = f"is of the class {type(tensor).__name__}"
+    elif torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        problem = "belongs to a transformation of torch.func that has ended"
+    elif tensor.layout != torch.strided or tensor.is_nested:
+        problem = "is nested" if tensor.is_nested else f"has the layout {tensor.layout}"
+    elif tensor.device.type != "cpu":
+        problem = f"is on the device {tensor.device}"
+    elif tensor.dtype not in _TYPES:
+        problem = f"is of type {tensor.dtype}"
+    elif tensor.nbytes > max(LARGEST_EXPANDED, tensor.untyped_storage().nbytes()):
+        problem = f"repeats its values up to {tensor.nbytes} bytes"
+    if problem:
+        raise TypeError(f"the output holds a tensor{_at(where)} that {problem}; it cannot be stored or sent")
+    return tensor.detach().clone()
+
+
+def _join(where: str, name: Any) -> str:
+    return f"{where}/{name}" if where else str(name)
+
+
+def _at(where: str) -> str:
+    return f" at '{where}'" if where else ""

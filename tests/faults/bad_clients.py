@@ -1,0 +1,561 @@
+"""Clients that misbehave, by kind: what each of them does in one round, and what must come of it.
+
+They stand in a module of their own, because the processes of the engine ``processes`` import it.
+"""
+
+import asyncio
+import ctypes
+import functools
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from fedtailor.algorithms.fedrep import FedRep
+from fedtailor.core import tree
+from fedtailor.core.message import Each, Mean
+
+FAULTY = 2
+"""The client that misbehaves."""
+ROUND = 1
+"""The round in which it does."""
+
+
+class Fault(NamedTuple):
+    """A kind of misbehavior."""
+
+    outcome: Literal["absent", "failed", "quarantine", "harmless"]
+    """``failed`` and ``quarantine``: the run is that without the client; ``harmless``: that of a sound client."""
+    act: object
+    """``act(round)`` returns the client's update in place of ``round.update``."""
+    not_in: tuple[str, ...] = ()
+    """Engines that cannot contain it, as the documentation says."""
+
+
+class Round(NamedTuple):
+    """What a client's program has at hand when it misbehaves."""
+
+    update: object
+    task: object
+    download: object
+    state: object
+    data: object
+    key: object
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(outcome, name=None, not_in=()):
+    """Register a function as a kind of misbehavior."""
+
+    def register(function):
+        FAULTS[name or function.__name__] = Fault(outcome, function, not_in)
+        return function
+
+    return register
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadClient(FedRep):
+    """FedRep with one client that misbehaves in one round, after it has trained."""
+
+    kind: str = ""
+    head_epochs: int = 1
+
+    def local_update(self, task, download, state, data, key):
+        update = super().local_update(task, download, state, data, key)
+        if bool((key.client == FAULTY) & (key.round == ROUND)):
+            return FAULTS[self.kind].act(Round(update, task, download, state, data, key))
+        return update
+
+
+# Exceptions
+
+
+def raising(make):
+    """Return what raises a new exception."""
+
+    def act(round):
+        raise make()
+
+    return act
+
+
+class OwnBaseException(BaseException):
+    pass
+
+
+class TextRaises(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+class TextExits(Exception):
+    def __str__(self):
+        raise SystemExit(0)
+
+
+class TextIsNoText(Exception):
+    def __str__(self):
+        return 3
+
+
+class NeedsArguments(Exception):
+    def __init__(self, *, client):
+        super().__init__(f"client {client}")
+
+
+class ReduceRaises(Exception):
+    def __reduce__(self):
+        raise SystemExit(1)
+
+
+class CauseRaises(Exception):
+    @property
+    def __cause__(self):
+        raise SystemExit(2)
+
+    __traceback__ = __cause__
+
+
+class NameRaises(type):
+    @property
+    def __name__(cls):
+        raise SystemExit(3)
+
+
+class WithoutName(Exception, metaclass=NameRaises):
+    pass
+
+
+def with_cyclic_context():
+    first = ValueError("first")
+    second = ValueError("second")
+    first.__context__ = second
+    second.__context__ = first
+    return first
+
+
+EXCEPTIONS = {
+    "an error": lambda: ValueError("no luck"),
+    "an assertion": lambda: AssertionError(),
+    "a warning as an error": lambda: RuntimeWarning("careful"),
+    "exit": lambda: SystemExit(0),
+    "exit with a text": lambda: SystemExit("bye"),
+    "generator exit": GeneratorExit,
+    "stop iteration": StopIteration,
+    "stop async iteration": StopAsyncIteration,
+    "cancelled": asyncio.CancelledError,
+    "memory error": MemoryError,
+    "an operating system's error": lambda: OSError(28, "No space left on device"),
+    "broken pipe": BrokenPipeError,
+    "end of file": EOFError,
+    "a group of errors": lambda: BaseExceptionGroup("several", [SystemExit(1), ValueError("x")]),
+    "a base exception": OwnBaseException,
+    "a text that raises": TextRaises,
+    "a text that exits": TextExits,
+    "a text that is no text": TextIsNoText,
+    "a text of 50 MB": lambda: ValueError("x" * 50_000_000),
+    "a text that cannot be printed": lambda: ValueError("\udcff\x1b[2J\x00\n\ttwo lines"),
+    "an error that cannot be copied": lambda: NeedsArguments(client=1),
+    "an error that cannot be sent": ReduceRaises,
+    "an error that hides its cause": CauseRaises,
+    "an error without a name": WithoutName,
+    "errors that cause each other": with_cyclic_context,
+}
+for _name, _make in EXCEPTIONS.items():
+    fault("failed", f"raises {_name}")(raising(_make))
+
+
+@fault("failed", "raises an interruption", not_in=("reference", "batched"))
+def interrupt(round):
+    raise KeyboardInterrupt
+
+
+@fault("failed", "endless recursion")
+def recurse(round):
+    return recurse(round)
+
+
+@fault("failed", "asks for too much memory")
+def too_much_memory(round):
+    return torch.empty(2**60)
+
+
+@fault("failed", "divides by zero")
+def divide(round):
+    return 1 // 0
+
+
+# What is returned
+
+
+def returning(change):
+    """Return what changes the update."""
+    return lambda round: change(round.update)
+
+
+def body_of(update):
+    """Return the value that an update uploads."""
+    return update.upload["body"].value
+
+
+def with_body(update, value):
+    """Return an update that uploads another value."""
+    return update._replace(upload={"body": update.upload["body"]._replace(value=value)})
+
+
+def with_leaf(make):
+    """Return what replaces the first tensor of the upload."""
+
+    def act(round):
+        body = round.update.upload["body"].value
+        name = next(iter(body))
+        return with_body(round.update, {**body, name: make(body[name])})
+
+    return act
+
+
+def with_weight(make):
+    """Return what replaces the weight of the upload."""
+
+    def act(round):
+        body = round.update.upload["body"]
+        return round.update._replace(upload={"body": body._replace(weight=make(body.weight))})
+
+    return act
+
+
+def with_state(make):
+    """Return what replaces the client state."""
+    return lambda round: round.update._replace(state=make(round.update.state))
+
+
+def with_metrics(metrics):
+    """Return what replaces the metrics."""
+    return lambda round: round.update._replace(metrics=metrics() if callable(metrics) else metrics)
+
+
+def deep(levels=5_000):
+    """Return a tensor in nested dictionaries."""
+    value = torch.ones(1)
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+def endless():
+    """Return a dictionary that holds itself."""
+    value = {}
+    value["a"] = value
+    return value
+
+
+class RaisesWhenRead(Mapping):
+    """A mapping that cannot be read."""
+
+    def __getitem__(self, name):
+        raise SystemExit(4)
+
+    def __iter__(self):
+        return iter(["body"])
+
+    def __len__(self):
+        return 1
+
+
+class Lies(dict):
+    """A mapping that holds other things than it says."""
+
+    def items(self):
+        return [("body", lambda: 0)]
+
+
+class Subclass(torch.Tensor):
+    """A tensor of another class."""
+
+
+def escaped(leaf):
+    """Return a tensor that belongs to a gradient that has been computed."""
+    kept = []
+    torch.func.grad(lambda x: kept.append(x * 1) or x.sum())(leaf.clone())
+    return kept[0]
+
+
+def poked(value):
+    def poke(leaf):
+        leaf = leaf.clone()
+        leaf.view(-1)[0] = value
+        return leaf
+
+    return poke
+
+
+LEAVES = {
+    "not a number": poked(float("nan")),
+    "infinite": poked(float("inf")),
+    "minus infinity": poked(-float("inf")),
+    "of half precision": torch.Tensor.half,
+    "of double precision": torch.Tensor.double,
+    "of whole numbers": torch.Tensor.long,
+    "of truth values": torch.Tensor.bool,
+    "one number more": lambda leaf: torch.cat([leaf.flatten(), leaf.flatten()[:1]]),
+    "another axis": lambda leaf: leaf[None],
+    "no number": lambda leaf: leaf[:0],
+    "None": lambda leaf: None,
+    "a list": torch.Tensor.tolist,
+    "a NumPy array": lambda leaf: leaf.numpy(),
+}
+for _name, _make in LEAVES.items():
+    fault("failed" if _name in ("a list", "a NumPy array") else "quarantine", f"uploads {_name}")(with_leaf(_make))
+
+STRANGE_LEAVES = {
+    "complex numbers": lambda leaf: leaf.to(torch.complex64),
+    "a sparse tensor": torch.Tensor.to_sparse,
+    "a tensor without values": lambda leaf: leaf.to("meta"),
+    "a quantized tensor": lambda leaf: torch.quantize_per_tensor(leaf, 0.1, 0, torch.qint8),
+    "a nested tensor": lambda leaf: torch.nested.nested_tensor([leaf.flatten()[:2], leaf.flatten()[:1]]),
+    "a tensor of another class": lambda leaf: leaf.as_subclass(Subclass),
+    "a tensor of a past gradient": escaped,
+    "a tensor of 4 TB": lambda leaf: torch.ones(1).expand(10**12),
+    "a function": lambda leaf: len,
+    "an object": lambda leaf: object(),
+    "an open file": lambda leaf: sys.__stdout__,
+}
+for _name, _make in STRANGE_LEAVES.items():
+    fault("failed", f"uploads {_name}")(with_leaf(_make))
+
+WEIGHTS = {
+    "negative": torch.neg,
+    "not a number": lambda weight: weight * float("nan"),
+    "infinite": lambda weight: weight * float("inf"),
+    "missing": lambda weight: None,
+    "a plain number": float,
+    "a vector": lambda weight: weight[None],
+    "a whole number": torch.Tensor.long,
+}
+for _name, _make in WEIGHTS.items():
+    fault("quarantine", f"a weight that is {_name}")(with_weight(_make))
+
+fault("failed", "returns nothing")(returning(lambda update: None))
+fault("failed", "returns a text")(returning(lambda update: "done"))
+fault("failed", "returns another tuple")(returning(tuple))
+fault("failed", "returns a generator")(returning(lambda update: (each for each in update)))
+fault("quarantine", "no upload")(returning(lambda update: update._replace(upload=None)))
+fault("failed", "an upload that is a list")(returning(lambda update: update._replace(upload=[1])))
+fault("quarantine", "an empty upload")(returning(lambda update: update._replace(upload={})))
+fault("quarantine", "another field")(
+    returning(lambda update: update._replace(upload={**update.upload, "extra": update.upload["body"]}))
+)
+fault("quarantine", "another reduction")(
+    returning(lambda update: update._replace(upload={"body": Each(update.upload["body"].value)}))
+)
+fault("quarantine", "a field without a reduction")(
+    returning(lambda update: update._replace(upload={"body": update.upload["body"].value}))
+)
+fault("failed", "an upload that cannot be read")(returning(lambda update: update._replace(upload=RaisesWhenRead())))
+fault("failed", "an upload that lies")(returning(lambda update: update._replace(upload=Lies(body=1))))
+fault("failed", "an upload 5,000 levels deep")(returning(lambda update: with_body(update, deep())))
+fault("quarantine", "an upload 20 levels deep")(returning(lambda update: with_body(update, deep(20))))
+fault("failed", "an endless upload")(returning(lambda update: with_body(update, endless())))
+fault("failed", "names that are no texts")(returning(lambda update: with_body(update, {(1, 2): torch.ones(1)})))
+fault("failed", "a name of 10 MB")(returning(lambda update: with_body(update, {"x" * 10**7: torch.ones(1)})))
+fault("failed", "a name that cannot be written")(returning(lambda update: with_body(update, {"\udcff": torch.ones(1)})))
+fault("quarantine", "names that collide")(
+    returning(lambda update: with_body(update, {"a/b": torch.ones(1), "a": {"b": torch.ones(1)}}))
+)
+
+fault("quarantine", "no state")(with_state(lambda state: None))
+fault("quarantine", "a state that is a number")(with_state(lambda state: 3.0))
+fault("quarantine", "a state that is not finite")(
+    with_state(lambda state: {n: v * torch.nan for n, v in state.items()})
+)
+fault("failed", "a state that is a list")(with_state(lambda state: [torch.ones(2)]))
+fault("failed", "a state 5,000 levels deep")(with_state(lambda state: deep()))
+fault("failed", "a sparse state")(with_state(lambda state: tree.map(torch.Tensor.to_sparse, state)))
+fault("failed", "a state of functions")(with_state(lambda state: {"f": lambda: 0}))
+fault("failed", "a state that is a lock")(with_state(lambda state: (threading.Lock(),)))
+
+METRICS = {
+    "not a number": {"loss": torch.tensor(float("nan"))},
+    "infinite": {"loss": torch.tensor(float("inf")), "steps": torch.tensor(-float("inf"))},
+    "too large to add": {"loss": torch.tensor(1.7e308, dtype=torch.float64)},
+    "a vector": {"loss": torch.zeros(3)},
+    "a text": {"loss": "low"},
+    "a plain number": {"steps": 3},
+}
+for _name, _metrics in METRICS.items():
+    fault("quarantine", f"a metric that is {_name}")(with_metrics(_metrics))
+fault("failed", "a complex metric")(with_metrics({"loss": torch.tensor(1j)}))
+fault("failed", "no metrics")(with_metrics(None))
+fault("quarantine", "10,000 metrics")(with_metrics(lambda: {str(n): torch.ones(()) for n in range(10_000)}))
+fault("harmless", "uploads with a graph")(
+    returning(
+        lambda update: with_body(update, tree.map(lambda leaf: leaf.requires_grad_() * 1, update.upload["body"].value))
+    )
+)
+
+
+# What is written in place
+
+
+def first(value):
+    """Return the first tensor of a tree."""
+    return tree.leaves(value)[0]
+
+
+def copied(update):
+    """Return an update in memory of its own."""
+    body = update.upload["body"]
+    upload = {"body": Mean(tree.map(torch.clone, body.value), body.weight.clone())}
+    return update._replace(upload=upload, state=tree.map(torch.clone, update.state))
+
+
+def doing(action):
+    """Return what acts and then returns the update as it was."""
+
+    @functools.wraps(action)
+    def act(round):
+        update = copied(round.update)
+        action(round)
+        return update
+
+    return act
+
+
+fault("harmless", "writes to the broadcast")(doing(lambda round: first(round.download.shared).fill_(1e6)))
+fault("harmless", "writes to the memory of the broadcast")(
+    doing(lambda round: first(round.download.shared).numpy().fill(1e6))
+)
+fault("harmless", "removes from the broadcast")(doing(lambda round: round.download.shared.body.clear()))
+fault("harmless", "writes to its state")(doing(lambda round: first(round.state).fill_(1e6)))
+fault("harmless", "writes to its counts")(doing(lambda round: [leaf.zero_() for leaf in round.data.info]))
+fault("harmless", "writes to its positions")(doing(lambda round: round.data.train.rows.zero_()))
+fault("harmless", "writes to its weights of examples")(doing(lambda round: round.data.train.weight.zero_()))
+fault("harmless", "writes to its key")(doing(lambda round: [leaf.fill_(7) for leaf in round.key[:4]]))
+fault("harmless", "resizes the scale")(doing(lambda round: round.data.train.scale.resize_(3, 5)))
+fault("failed", "writes to its examples")(doing(lambda round: round.data.train.x.mul_(100)))
+fault("failed", "writes to its labels")(doing(lambda round: round.data.train.y.zero_()))
+fault("failed", "writes to its examples unseen")(doing(lambda round: round.data.train.x.data.mul_(100)))
+fault("failed", "writes to the memory of its examples")(doing(lambda round: round.data.train.x.numpy().fill(100)))
+fault("failed", "resizes its examples")(doing(lambda round: round.data.train.x.resize_(0)))
+
+
+@fault("harmless", "changes what it returned later")
+def change_later(round):
+    """Leave a thread that writes to the upload and the state once they are at the server."""
+    update = copied(round.update)
+    targets = [first(update.upload["body"].value), first(update.state), first(round.download.shared)]
+
+    def spoil():
+        time.sleep(0.01)
+        for target in targets:
+            target.fill_(float("nan"))
+
+    threading.Thread(target=spoil, daemon=True).start()
+    return update
+
+
+# Settings of the thread and of the process
+
+
+_entered = []
+
+
+def enter(context):
+    """Enter a context that is never left."""
+    _entered.append(context)
+    context.__enter__()
+
+
+fault("harmless", "takes four threads")(doing(lambda round: torch.set_num_threads(4)))
+fault("harmless", "turns gradients off")(doing(lambda round: torch.set_grad_enabled(False)))
+fault("harmless", "stays in inference mode")(doing(lambda round: enter(torch.inference_mode())))
+fault("harmless", "stays in autocast")(doing(lambda round: enter(torch.autocast("cpu", torch.bfloat16))))
+fault("harmless", "flushes small numbers to zero")(doing(lambda round: torch.set_flush_denormal(True)))
+fault("harmless", "makes float64 the default")(doing(lambda round: torch.set_default_dtype(torch.float64)))
+fault("harmless", "asks for deterministic algorithms")(doing(lambda round: torch.use_deterministic_algorithms(True)))
+fault("harmless", "lowers the precision")(doing(lambda round: torch.set_float32_matmul_precision("medium")))
+fault("harmless", "turns oneDNN off")(doing(lambda round: setattr(torch.backends.mkldnn, "enabled", False)))
+fault("harmless", "detects anomalies")(doing(lambda round: torch.autograd.set_detect_anomaly(True)))
+fault("harmless", "seeds PyTorch")(doing(lambda round: torch.manual_seed(0)))
+fault("harmless", "seeds NumPy")(doing(lambda round: np.random.seed(0)))
+fault("harmless", "seeds Python")(doing(lambda round: random.seed(0)))
+fault("harmless", "replaces NumPy's generator")(doing(lambda round: np.random.set_bit_generator(np.random.PCG64(0))))
+fault("harmless", "changes the folder")(doing(lambda round: os.chdir("/")))
+fault("harmless", "changes the environment")(
+    doing(lambda round: os.environ.update(PYTHONHASHSEED="7", OMP_NUM_THREADS="9"))
+)
+fault("harmless", "empties the environment")(doing(lambda round: os.environ.clear()))
+fault("harmless", "lowers the recursion limit")(doing(lambda round: sys.setrecursionlimit(150)))
+fault("harmless", "turns warnings into errors")(doing(lambda round: warnings.simplefilter("error")))
+fault("harmless", "removes the standard streams")(
+    doing(lambda round: (setattr(sys, "stdout", None), setattr(sys, "stderr", None)))
+)
+fault("harmless", "prints a lot")(doing(lambda round: print("x" * 100_000)))
+fault("harmless", "turns garbage collection off")(doing(lambda round: gc.disable()))
+
+
+@fault("failed", "makes tensors without values the default")
+def no_values(round):
+    torch.set_default_device("meta")
+    raise ValueError("its own evaluation would read memory that is not there")
+
+
+@fault("harmless", "ignores Ctrl-C")
+@doing
+def ignore_interruptions(round):
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@fault("harmless", "forks")
+@doing
+def fork(round):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+
+
+# What only another process contains
+
+ONLY_PROCESSES = ("reference", "workers", "batched")
+
+
+@fault("absent", "ends the process", not_in=ONLY_PROCESSES)
+def end(round):
+    os._exit(0)
+
+
+@fault("absent", "aborts", not_in=ONLY_PROCESSES)
+def abort(round):
+    os.abort()
+
+
+@fault("absent", "kills itself", not_in=ONLY_PROCESSES)
+def kill(round):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@fault("absent", "reads memory that is not there", not_in=ONLY_PROCESSES)
+def crash(round):
+    ctypes.string_at(0)
+
+
+@fault("absent", "closes all files", not_in=ONLY_PROCESSES)
+def close_files(round):
+    os.closerange(0, 256)
+    return round.update
