@@ -125,7 +125,7 @@ def test_records_of_a_run(folder, capsys):
     assert result["new_clients"]["personalized"]["clients"] == {"evaluated": 1.0, "skipped": 0.0}
     assert run.model(3)[1]["participated"] is False and run.model(0)[1]["participated"] is True
     assert run.provenance["split_sha256"] == run.split["split_sha256"]
-    assert run.provenance["data"]["subset"] is False
+    assert run.provenance["data"]["subset"] is False and run.provenance["reduction"] == 2
     assert result["split_sha256"] == run.split["split_sha256"] and "shared_split" not in result
     with open("one/experiment.toml", "rb") as file:
         assert tomllib.load(file)["federation"]["participation"] == "fixed(2)"

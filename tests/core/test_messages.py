@@ -1,6 +1,5 @@
 """Reduction of uploads, their validation, and their bytes."""
 
-import itertools
 from typing import NamedTuple
 
 import hypothesis.strategies as st
@@ -33,9 +32,14 @@ def values(seed, *shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def reduce_listed(entries):
+    """Reduce the entries of clients 0, 1, 2, ..."""
+    return reduce_field(dict(enumerate(entries)))
+
+
 def test_mean_is_weighted():
     rows = ([1.0, 2.0], 1.0), ([5.0, 6.0], 3.0)
-    reduced = reduce_field([Mean({"w": torch.tensor(row)}, torch.tensor(weight)) for row, weight in rows])
+    reduced = reduce_listed([Mean({"w": torch.tensor(row)}, torch.tensor(weight)) for row, weight in rows])
     assert reduced.value["w"].tolist() == [4.0, 5.0] and reduced.total_weight == 4
 
 
@@ -44,10 +48,10 @@ def test_mean_is_weighted():
 def test_mean_lies_between_and_ignores_weight_zero(rows):
     entries = [Mean(torch.tensor(value), torch.tensor(weight)) for value, weight in rows]
     present = [value for value, weight in rows if weight > 0]
-    mean = float(reduce_field(entries).value)
+    mean = float(reduce_listed(entries).value)
     if present:
         assert min(present) - 1e-9 <= mean <= max(present) + 1e-9
-        kept = [entry for entry in entries if entry.weight > 0]
+        kept = {client: entry for client, entry in enumerate(entries) if entry.weight > 0}
         assert mean == float(reduce_field(kept).value)
     else:
         assert mean == 0
@@ -57,7 +61,7 @@ def test_mean_lies_between_and_ignores_weight_zero(rows):
 @given(st.lists(st.tuples(numbers, weights), min_size=1, max_size=5), st.floats(0.5, 8, width=32))
 def test_mean_does_not_depend_on_the_scale_of_weights(rows, scale):
     one, two = (
-        reduce_field([Mean(torch.tensor(value), torch.tensor(weight * factor)) for value, weight in rows]).value
+        reduce_listed([Mean(torch.tensor(value), torch.tensor(weight * factor)) for value, weight in rows]).value
         for factor in (1.0, scale)
     )
     assert torch.allclose(one, two, rtol=1e-9, atol=1e-9)
@@ -66,7 +70,7 @@ def test_mean_does_not_depend_on_the_scale_of_weights(rows, scale):
 def test_class_counts_weigh_every_row_by_itself():
     first = Mean(torch.tensor([[1.0, 1.0], [2.0, 2.0], [9.0, 9.0]]), torch.tensor([1.0, 3.0, 0.0]))
     second = Mean(torch.tensor([[3.0, 3.0], [7.0, 7.0], [9.0, 9.0]]), torch.tensor([1.0, 0.0, 0.0]))
-    reduced = reduce_field([first, second])
+    reduced = reduce_listed([first, second])
     assert reduced.value.tolist() == [[2.0, 2.0], [2.0, 2.0], [0.0, 0.0]]
     assert reduced.total_weight.tolist() == [2.0, 3.0, 0.0]
     assert reduced.or_else(torch.full((3, 2), -1.0)).tolist() == [[2.0, 2.0], [2.0, 2.0], [-1.0, -1.0]]
@@ -75,14 +79,14 @@ def test_class_counts_weigh_every_row_by_itself():
 def test_one_weight_serves_leaves_of_every_shape():
     weight = torch.tensor([1.0, 2.0])
     value = {"matrix": values(0, 2, 3), "vector": values(1, 2), "deep": (values(2, 2, 1, 4),)}
-    reduced = reduce_field([Mean(value, weight), Mean(value, weight)])
+    reduced = reduce_listed([Mean(value, weight), Mean(value, weight)])
     for one, two in zip(tree.leaves(reduced.value), tree.leaves(value), strict=True):
         assert torch.allclose(one, two, rtol=0, atol=1e-15)
     assert spread(weight, value["deep"][0]).shape == (2, 1, 1)
 
 
 def test_nobody_sent_anything():
-    reduced = reduce_field([Mean({"w": values(0, 3)}, torch.tensor(0.0))] * 2)
+    reduced = reduce_listed([Mean({"w": values(0, 3)}, torch.tensor(0.0))] * 2)
     assert reduced.value["w"].tolist() == [0, 0, 0]
     old = {"w": values(1, 3)}
     assert torch.equal(reduced.or_else(old)["w"], old["w"])
@@ -90,32 +94,32 @@ def test_nobody_sent_anything():
 
 def test_or_else_keeps_nothing_where_all_was_sent():
     old = {"w": torch.full((2,), torch.nan)}
-    assert torch.isfinite(reduce_field([Mean({"w": values(0, 2)}, torch.tensor(2.0))]).or_else(old)["w"]).all()
+    assert torch.isfinite(reduce_listed([Mean({"w": values(0, 2)}, torch.tensor(2.0))]).or_else(old)["w"]).all()
 
 
 def test_sum_adds_the_rows_that_are_sent():
     first = Sum(torch.tensor([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0]]), torch.tensor([1.0, 0.0, 0.0]))
     second = Sum(torch.tensor([[10.0, 10.0], [20.0, 20.0], [40.0, 40.0]]), torch.tensor([1.0, 1.0, 0.0]))
-    assert reduce_field([first, second]).value.tolist() == [[11.0, 11.0], [20.0, 20.0], [0.0, 0.0]]
-    whole = reduce_field([Sum({"a": torch.tensor(1.5)}), Sum({"a": torch.tensor(2.5)})])
+    assert reduce_listed([first, second]).value.tolist() == [[11.0, 11.0], [20.0, 20.0], [0.0, 0.0]]
+    whole = reduce_listed([Sum({"a": torch.tensor(1.5)}), Sum({"a": torch.tensor(2.5)})])
     assert whole.value["a"] == 4.0
 
 
 def test_rows_that_any_client_sent_count_as_sent():
     entries = [Sum(values(n, 3, 2), rows) for n, rows in enumerate(torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]))]
-    reduced = reduce_field(entries)
+    reduced = reduce_listed(entries)
     assert reduced.total_weight.tolist() == [2.0, 1.0, 0.0]
     assert (reduced.or_else(torch.full((3, 2), -9.0)) == -9.0).all(1).tolist() == [False, False, True]
 
 
 def test_some_may_send_all_rows_and_some_a_part():
     """A mask of rows, and none (all rows): the sum must not fail on the mixture, which validation lets pass."""
-    reduced = reduce_field([Sum(torch.ones(3, 2), torch.tensor([1.0, 0.0, 0.0])), Sum(torch.ones(3, 2))])
+    reduced = reduce_listed([Sum(torch.ones(3, 2), torch.tensor([1.0, 0.0, 0.0])), Sum(torch.ones(3, 2))])
     assert reduced.value.tolist() == [[2.0, 2.0], [1.0, 1.0], [1.0, 1.0]]
 
 
 def test_each_shows_every_client_in_order():
-    reduced = reduce_field([Each({"h": torch.tensor([float(n), n + 0.5])}) for n in range(3)])
+    reduced = reduce_listed([Each({"h": torch.tensor([float(n), n + 0.5])}) for n in range(3)])
     assert reduced.value["h"].tolist() == [[0.0, 0.5], [1.0, 1.5], [2.0, 2.5]]
     assert reduced.total_weight == 3
 
@@ -124,7 +128,7 @@ def test_each_shows_every_client_in_order():
 def test_leaves_keep_their_dtype_and_sum_in_float64(entry):
     """Float32 numbers of very different size: summing in float32 would lose the small one."""
     entries = [entry({"w": torch.tensor([value], dtype=torch.float32)}) for value in (1e8, 1.0, -1e8)]
-    reduced = reduce_field(entries)
+    reduced = reduce_listed(entries)
     assert reduced.value["w"].dtype == torch.float32
     if not isinstance(entries[0], Each):
         assert float(reduced.value["w"][0]) == pytest.approx(1.0 if isinstance(entries[0], Sum) else 1 / 3, rel=1e-6)
@@ -133,13 +137,13 @@ def test_leaves_keep_their_dtype_and_sum_in_float64(entry):
 def test_entries_are_reduced_by_name_whatever_their_order():
     first = Mean({"a": torch.tensor([1.0]), "b": torch.tensor([10.0])}, torch.tensor(1.0))
     second = Mean({"b": torch.tensor([10.0]), "a": torch.tensor([1.0])}, torch.tensor(1.0))
-    assert reduce_field([first, second]).value == {"a": torch.tensor([1.0]), "b": torch.tensor([10.0])}
+    assert reduce_listed([first, second]).value == {"a": torch.tensor([1.0]), "b": torch.tensor([10.0])}
 
 
 def test_inputs_stay_as_they_are():
     entries = [Mean({"w": values(n, 3)}, torch.tensor(2.0)) for n in range(3)]
     before = [entry.value["w"].clone() for entry in entries]
-    reduce_field(entries)
+    reduce_listed(entries)
     assert all(torch.equal(entry.value["w"], kept) for entry, kept in zip(entries, before, strict=True))
 
 
@@ -349,11 +353,39 @@ def test_leaf_shapes_by_path():
     assert Field(kind="covariance", shapes=(5, 4, 4)).scalars() == 50
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3)))[1:3])
-def test_the_order_of_clients_matters_only_in_rounding(order):
-    entries = [Mean(values(n, 50), torch.tensor(float(n + 1))) for n in range(3)]
-    one, two = reduce_field(entries), reduce_field([entries[n] for n in order])
-    assert torch.allclose(one.value, two.value, rtol=0, atol=1e-15)
+@laws
+@given(st.permutations(range(7)), st.sets(st.integers(0, 6), max_size=6))
+def test_the_order_of_arrival_changes_no_bit_and_who_is_absent_is_skipped(order, absent):
+    entries = {client: Mean(values(client, 50) * 10.0 ** (client - 3), torch.rand(50) + 1e-3) for client in range(7)}
+    present = {client: entry for client, entry in entries.items() if client not in absent}
+    shuffled = {client: present[client] for client in order if client in present}
+    nothing = {client: entries[client]._replace(weight=torch.zeros(50)) for client in absent}
+    expected = reduce_field(present)
+    for reduced in (reduce_field(shuffled), reduce_field({**nothing, **shuffled})):
+        assert torch.equal(reduced.value, expected.value) and torch.equal(reduced.total_weight, expected.total_weight)
+
+
+def test_numbers_are_added_in_the_tree_of_client_ids():
+    """Clients 1, 2, 6 and 7: (1 + 2) + (6 + 7), where an order by id gives another rounding."""
+    small, big = torch.tensor(2.0**-53), torch.tensor(1.0)
+    entries = {1: Sum(big), 2: Sum(small), 6: Sum(small), 7: Sum(small)}
+    assert float(reduce_field(entries).value) == (1.0 + 2.0**-53) + (2.0**-53 + 2.0**-53) > 1.0
+    assert ((1.0 + 2.0**-53) + 2.0**-53) + 2.0**-53 == 1.0
+
+
+def test_results_lie_in_memory_the_same_way_whoever_comes_first():
+    plain = values(0, 4, 3, 5, 5)
+    channels_last = plain.contiguous(memory_format=torch.channels_last)
+    for order in ([plain, channels_last], [channels_last, plain]):
+        reduced = reduce_listed([Mean(value, torch.tensor(1.0)) for value in order])
+        assert reduced.value.stride() == plain.stride() and torch.equal(reduced.value, plain)
+
+
+def test_a_zero_has_one_sign():
+    """Minus zero times a weight: the sum of who sent nothing must not show in the result."""
+    alone = reduce_listed([Sum(torch.tensor([-0.0]))])
+    beside = reduce_listed([Sum(torch.tensor([-0.0])), Sum(torch.tensor([5.0]), torch.tensor([0.0]))])
+    assert torch.signbit(alone.value).tolist() == torch.signbit(beside.value).tolist() == [False]
 
 
 def test_reduced_is_a_value():

@@ -62,7 +62,7 @@ def received(parts):
         rows[list(held)] = 1.0
         precisions = torch.full((CLASSES, V), float(precision)) * rows[:, None]
         uploads.append({"precisions": Sum(precisions, rows), "weighted_means": Sum(precisions * mean, rows)})
-    return {name: reduce_field([upload[name] for upload in uploads]) for name in uploads[0]}
+    return {name: reduce_field(dict(enumerate([upload[name] for upload in uploads]))) for name in uploads[0]}
 
 
 def test_a_class_that_nobody_has_stays_and_others_become_sharper_with_every_expert():

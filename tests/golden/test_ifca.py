@@ -237,7 +237,11 @@ def test_a_client_without_examples_changes_nothing():
     task = one.bind(world.common_task)
     server = one.init_server(task, new_key(1))
     done = one.local_update(task, Download(server), (), data, new_key(0))
-    received = {"models": reduce_field([done.upload["models"], Mean(done.upload["models"].value, torch.zeros(3))])}
+    received = {
+        "models": reduce_field(
+            dict(enumerate([done.upload["models"], Mean(done.upload["models"].value, torch.zeros(3))]))
+        )
+    }
     after, _ = one.aggregate(server, received, None)
     for name, leaf in server.models.items():
         assert torch.equal(after.models[name], leaf) and torch.equal(done.personal.model[name], leaf[0])

@@ -161,7 +161,7 @@ def test_identical_clients_average_to_themselves_whatever_their_sizes():
     algorithm, server, upload = upload_of(0)
     sizes = (1.0, 7.0, 30.0)
     uploads = [{name: Mean(entry.value, torch.tensor(n)) for name, entry in upload.items()} for n in sizes]
-    received = {name: reduce_field([each[name] for each in uploads]) for name in upload}
+    received = {name: reduce_field(dict(enumerate([each[name] for each in uploads]))) for name in upload}
     new, _ = algorithm.aggregate(server, received, Cohort(torch.arange(3), 3, 1, 1))
     for name in ("means", "covariance"):
         harness.assert_close(getattr(new, name), upload[name].value.numpy(), 1e-15)

@@ -107,7 +107,7 @@ def _aggregate(heads, taus):
     old = ServerState(identity(4), head(np.zeros((3, 4)), np.zeros(3)))
     body = [Mean(old.body, torch.tensor(7.0)) for _ in heads]
     means = [Mean(head(*one), torch.tensor(float(tau))) for one, tau in zip(heads, taus)]
-    received = {"body": reduce_field(body), "head": reduce_field(means)}
+    received = {"body": reduce_field(dict(enumerate(body))), "head": reduce_field(dict(enumerate(means)))}
     return PFedVEM().aggregate(old, received, Cohort(torch.arange(len(heads)), len(heads), 1, 1))[0]
 
 

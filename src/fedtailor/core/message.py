@@ -7,7 +7,7 @@ uploads, byte counts, documentation and disclosure.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedtailor.core import tree
 from fedtailor.core.errors import describe_error
+from fedtailor.core.reduction import TreeSum, tree_sum
 
 Shapes = Any
 """A tuple of integers, or a mapping / NamedTuple of such."""
@@ -106,27 +107,34 @@ def spread(weight: Tensor, leaf: Tensor) -> Tensor:
     return weight.reshape(weight.shape + (1,) * (leaf.dim() - weight.dim()))
 
 
-def reduce_field(entries: Sequence[Mean | Sum | Each]) -> Reduced:
-    """Reduce one field over the cohort, in the order given (client ids), in float64.
+def reduce_field(entries: Mapping[int, Mean | Sum | Each]) -> Reduced:
+    """Reduce one field over the cohort, given by client id, in float64.
 
-    A leaf comes back in its own dtype. :class:`Each` values are stacked along a new leading axis.
+    Means and sums are added in a binary tree over client ids (:mod:`fedtailor.core.reduction`), so their bits depend on
+    who sent the field and on nothing else. A leaf comes back in its own dtype. :class:`Each` values are stacked along a
+    new leading axis, in the order of ids.
     """
-    first = entries[0]
+    ids = sorted(entries)
+    first = entries[ids[0]]
     if isinstance(first, Each):
-        return Reduced(tree.stack([entry.value for entry in entries]), torch.tensor(float(len(entries))))
-    own = [_weight_of(entry) for entry in entries]
-    shape = max((weight.shape for weight in own), key=len)
-    weights = [weight.expand(shape) for weight in own]
-    total = torch.stack(weights).sum(0)
-    columns = [tree.paths(entry.value) for entry in entries]
+        return Reduced(tree.stack([entries[client].value for client in ids]), torch.tensor(float(len(ids))))
+    own = {client: _weight_of(entries[client]) for client in ids}
+    shape = max((weight.shape for weight in own.values()), key=len)
+    weights = {client: weight.expand(shape) for client, weight in own.items()}
+    total = tree_sum(weights)
+    columns = {client: tree.paths(entries[client].value) for client in ids}
     reduced = []
-    for path, like in columns[0].items():
-        result = torch.zeros(like.shape, dtype=torch.float64)
-        for weight, column in zip(weights, columns, strict=True):
-            result += spread(weight, like) * column[path].double()
+    for path, like in columns[ids[0]].items():
+        leaf_sum = TreeSum()
+        for client in ids:
+            leaf = columns[client][path].to(torch.float64, copy=True)
+            leaf_sum.add(client, leaf.mul_(spread(weights[client], leaf)))
+        result = leaf_sum.result()
+        result += 0.0  # zero has one sign: rows of weight zero change nothing
         if isinstance(first, Mean):
-            result = result / spread(torch.where(total > 0, total, 1.0), like)
-        reduced.append(result.to(like.dtype))
+            result /= spread(torch.where(total > 0, total, 1.0), like)
+        plain = torch.empty(like.shape, dtype=like.dtype)  # the memory layout does not depend on who was first
+        reduced.append(plain.copy_(result))
     return Reduced(tree.rebuild(first.value, iter(reduced)), total)
 
 

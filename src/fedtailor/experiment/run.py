@@ -13,6 +13,7 @@ from fedtailor.core import tree
 from fedtailor.core.atomic import safe_name
 from fedtailor.core.metrics import per_client
 from fedtailor.core.per_example import holds_examples
+from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.data.build import split_record
 from fedtailor.experiment import records, summary
 from fedtailor.experiment.assembly import PreparedRun, assemble
@@ -217,5 +218,13 @@ def _provenance(parts: PreparedRun) -> dict[str, Any]:
     """Return where the result comes from."""
     split = split_record(parts.divided.division, parts.divided.conditions)
     data = describe_data(parts.divided.division.dataset)
-    where = {"engine": parts.engine.name, "engine_choice": parts.choice.reason, "device": "cpu"}
-    return {**describe(), "data": data, "split_sha256": split["split_sha256"], "notes": parts.notes, **where}
+    return {
+        **describe(),
+        "data": data,
+        "split_sha256": split["split_sha256"],
+        "notes": parts.notes,
+        "engine": parts.engine.name,
+        "engine_choice": parts.choice.reason,
+        "device": "cpu",
+        "reduction": REDUCTION_VERSION,
+    }

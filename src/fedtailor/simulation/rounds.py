@@ -300,12 +300,12 @@ class _Server:
         return state.rounds_without_update >= _MOST_ROUNDS_WITHOUT_UPDATE
 
     def aggregate(self, report: RoundReport, uploads: dict[int, Upload]) -> dict[int, tree.Tree]:
-        """Reduce the uploads in the order of client ids and update the server state; return new rows by client."""
+        """Reduce the uploads and update the server state; return new rows by client."""
         ids = sorted(uploads)
         if not ids:
             return {}
         names = [name for name, declared in self.messages.items() if declared.reduction != "none"]
-        received = {name: reduce_field([uploads[client][name] for client in ids]) for name in names}
+        received = {name: reduce_field({client: uploads[client][name] for client in ids}) for name in names}
         cohort = self._cohort(report.round, ids)
         server, rows = self.algorithm.aggregate(self.state.server, received, cohort)
         self.state = replace(self.state, server=server)
