@@ -40,8 +40,8 @@ from fedtailor.core.task import Task, Training
 from fedtailor.experiment.provenance import machine, versions
 from fedtailor.models import MODELS, build_model
 from fedtailor.simulation.engines.build import build_engine
+from fedtailor.simulation.engines.containment import run_job
 from fedtailor.simulation.engines.options import EngineOptions
-from fedtailor.simulation.engines.reference import run_job
 from fedtailor.simulation.programs import PersonalizeRequest, SharedInputs, TrainRequest, client_inputs, client_program
 from fedtailor.simulation.rounds import simulate
 from fedtailor.training import blocks
