@@ -27,7 +27,7 @@ from fedtailor.simulation.programs import (
 from fedtailor.simulation.quarantine import all_finite, problem_at_client
 
 Storage = Callable[[str], MutableMapping[int, Any]]
-"""Makes an empty mapping from clients to trees of tensors, for what its argument names."""
+"""Gives a mapping from clients to trees of tensors, for what its argument names: empty, unless a run is resumed."""
 
 _LARGEST_GROUP = 512
 """The most clients whose outputs are in memory at once."""
