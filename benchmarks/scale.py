@@ -85,7 +85,7 @@ def measure(name: str, clients: int, rounds: int, path: Path) -> dict[str, float
             Workers(),
             schedule,
             seed=0,
-            storage=lambda what: Store(Path(folder) / what),
+            storage=lambda what: Store(Path(folder), what, modules=["fedtailor"]),
         )
         next(running)
         setup = time.perf_counter() - start

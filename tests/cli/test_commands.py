@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import tomllib
 from pathlib import Path
@@ -43,8 +44,8 @@ def test_run_prints_a_table_and_writes_a_folder(folder, capsys):
     assert lines[0].startswith("pfedfda, digits, seed 0: round 1/2") and "personalized" in lines[1]
     assert len(lines) == 3 and lines[2].endswith("one")
     names = {path.name for path in (folder / "one").iterdir()}
-    expected = "experiment.toml provenance.json split.json status.json rounds.jsonl clients.jsonl models result.json"
-    assert names == set(expected.split())
+    files = "experiment.toml provenance.json split.json status.json rounds.jsonl clients.jsonl result.json"
+    assert names == {*files.split(), "models", "checkpoints"}
     assert len(list((folder / "one" / "models").glob("*.safetensors"))) == 4
 
 
@@ -177,12 +178,50 @@ def test_interruption_is_said_and_recorded(folder, capsys, monkeypatch):
     monkeypatch.setattr("fedtailor.experiment.run.simulate", interrupted)
     code, out, err = outcome([*SMALL, "--seeds", "0,1", "--out", "one"], capsys)
     assert code == 6 and out == ""
-    assert "interrupted" in err.splitlines()[-1] and "'one'" in err and "Traceback" not in err
+    assert err.splitlines()[-1] == "interrupted. To go on: fedtailor resume one" and "Traceback" not in err
     run = fedtailor.read_run("one")
     assert run.status["state"] == run.seeds[0].status["state"] == "interrupted"
     assert len(run.seeds[0].rounds) == 1 and 1 not in run.seeds
     code, out, _ = outcome([*SMALL, "--json", "--out", "two"], capsys)
     assert code == 6 and json.loads(out)["error"]["kind"] == "interrupted"
+
+
+def test_the_command_that_an_interruption_names_goes_on(folder, capsys, monkeypatch):
+    def interrupted(*arguments, **named):
+        for report in simulate(*arguments, **named):
+            yield report
+            if report.round == 2:
+                raise KeyboardInterrupt
+
+    given = [*BASE, "--rounds", "3", "--seeds", "0,1", "-a", "fedrep", "--json"]
+    assert main([*given, "--out", "whole"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedtailor.experiment.run.simulate", interrupted)
+        code, _, err = outcome([*given[:-1], "--out", "my run"], capsys)
+    assert code == 6
+    command = shlex.split(err.splitlines()[-1].removeprefix("interrupted. To go on: "))
+    assert command == ["fedtailor", "resume", "my run"]
+    code, out, err = outcome([*command[1:], "--json"], capsys)
+    assert code == 0 and "note: resumed after round 2 of 3." in err.splitlines()
+    again = json.loads(out)
+    assert {**again, "run": "", "seconds": {}} == {**whole, "run": "", "seconds": {}}
+    code, out, err = outcome([*given, "--out", "my run"], capsys)
+    assert code == 0 and json.loads(out) == again and "holds this run, and it has finished" in err
+
+
+def test_checkpoints_may_be_rarer_or_left_out(folder, capsys):
+    for every, expected in (("2", ["000004.json"]), ("0", [])):
+        command = [*BASE, "--rounds", "4", "--checkpoint-every", every, "--out", every]
+        assert outcome(command, capsys)[0] == 0
+        assert [path.name for path in Path(every).glob("checkpoints/*.json")] == expected
+    code, _, err = outcome([*SMALL, "--checkpoint-every", "-1", "--out", "one"], capsys)
+    assert code == 3 and "checkpoint.every must be >= 0, got -1" in err
+
+
+def test_only_runs_are_resumed(folder, capsys):
+    code, _, err = outcome(["resume", "nothing"], capsys)
+    assert (code, err) == (3, "error: 'nothing' is not the folder of a run: it holds no experiment.toml.\n")
 
 
 def test_a_run_that_fails_says_so_in_its_folder(folder, capsys, monkeypatch):
@@ -429,20 +468,23 @@ def test_what_does_not_fit_into_memory_goes_into_the_run_folder_meanwhile(folder
     seen = []
 
     class Small(Store):
-        def __init__(self, path, in_memory):
-            super().__init__(path, 0)
+        def __init__(self, path, name, *, modules, in_memory):
+            super().__init__(path, name, modules=modules, in_memory=0)
 
         def __setitem__(self, client, value):
             super().__setitem__(client, value)
             seen.extend(self.folder.glob("*"))
-            if interrupted:
+            if interrupted and seen:
                 raise KeyboardInterrupt
 
     monkeypatch.setattr("fedtailor.experiment.run.Store", Small)
     assert main([*command, "--out", "files"]) == (6 if interrupted else 0)
-    assert not Path("files/state").exists()
+    assert not Path("files/state").exists() and Path("files/checkpoints").exists() is not interrupted
     if not interrupted:
-        assert {path.parent.name for path in seen} == {"states", "personal"}
+        assert {(path.parent.name, path.name.partition("-")[0]) for path in seen if path.suffix == ".trees"} == {
+            ("checkpoints", "states"),
+            ("state", "personal"),
+        }
         for model in Path("memory/models").glob("*.safetensors"):
             assert model.read_bytes() == Path("files/models", model.name).read_bytes()
 

@@ -65,7 +65,7 @@ def test_every_command_is_covered_here():
 
     names = {command.name or command.callback.__name__ for command in app.registered_commands}
     names |= {group.name for group in app.registered_groups}
-    assert names == {"demo", "run", "list", "doctor", "data", "experiments", "cache"}
+    assert names == {"demo", "run", "resume", "list", "doctor", "data", "experiments", "cache"}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_signal_ends_a_run_honestly(request_to_end, engine, tmp_path):
         process.send_signal(request_to_end)
         last = process.stderr.read().splitlines()[-1]
         assert process.wait() == 6
-    assert "interrupted" in last
+    assert last == "interrupted. To go on: fedtailor resume run"
     run = fedtailor.read_run(tmp_path / "run")
     assert run.status["state"] == "interrupted"
     assert run.status["rounds_done"] == len(run.rounds) >= 1

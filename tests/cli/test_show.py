@@ -114,6 +114,16 @@ def test_a_short_run_prints_every_round(capsys):
     ]
 
 
+def test_a_resumed_run_says_where_it_goes_on_and_counts_its_own_rounds_for_the_time_left(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    progress = PlainProgress()
+    progress.begin("run", 100, 70)
+    now[0] += 60
+    progress.round({"round": 71, "evaluations": []})
+    assert capsys.readouterr().err == "run: round 71/100, 29 min 00 s left\n"
+
+
 def test_accuracies_of_a_round_without_a_line_come_with_the_next_one(capsys):
     lines = lines_of(PlainProgress(), 1, 100, capsys, evaluated={25, 100})
     said = {line.split(",")[0]: line for line in lines if "%" in line}

@@ -11,17 +11,22 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save
 
 from fedtailor.core import atomic
 from fedtailor.core.atomic import append_lines, safe_name, to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError, RunError
-from fedtailor.experiment.records import RunFolder, read_run
+from fedtailor.experiment.records import RunFolder, exclusive, read_run
 
 CONFIG = 'seed = 0\n\n[data]\ndataset = "digits"\n'
 
 
 def new_folder(path):
-    return RunFolder(path, config=CONFIG, provenance={"versions": {"torch": "2"}})
+    return RunFolder.create(path, config=CONFIG, provenance={"versions": {"torch": "2"}})
+
+
+def safetensors(tensors):
+    return save({name: np.asarray(tensor, np.float32) for name, tensor in tensors.items()})
 
 
 def test_round_trip(tmp_path):
@@ -31,7 +36,7 @@ def test_round_trip(tmp_path):
         folder.add_events([{"kind": "note", "text": "hello"}])
         folder.add_round({"round": 1, "x": 0.5}, clients=[{"round": 1, "client": 0}], events=[{"round": 1}])
         folder.add_round({"round": 2, "x": float("nan")}, clients=[{"round": 2, "client": 0}])
-        folder.write_model("0", {"body/w": weight}, {"round": 2})
+        folder.write_model("0", safetensors({"body/w": weight}), {"round": 2})
         folder.finish({"metrics": {"loss": float("inf")}})
     run = read_run(tmp_path / "run")
     assert run.config == {"seed": 0, "data": {"dataset": "digits"}}
@@ -44,7 +49,7 @@ def test_round_trip(tmp_path):
     assert run.result == {"metrics": {"loss": None}}
     tensors, card = run.model(0)
     np.testing.assert_array_equal(tensors["body/w"], weight)
-    assert card["client"] == "0" and card["round"] == 2 and card["tensors"] == {"body/w": [2, 3]}
+    assert card["client"] == "0" and card["round"] == 2
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -63,7 +68,7 @@ def test_the_state_says_how_a_run_ended(tmp_path):
 
 
 def test_a_run_of_several_seeds_counts_no_rounds_of_its_own(tmp_path):
-    with RunFolder(tmp_path / "run", config=CONFIG, provenance={}, several_seeds=True) as folder:
+    with RunFolder.create(tmp_path / "run", config=CONFIG, provenance={}, several_seeds=True) as folder:
         assert read_run(folder.path).status == {"state": "running"}
         folder.finish({})
     assert read_run(folder.path).status == {"state": "finished"}
@@ -85,7 +90,7 @@ def test_a_torn_end_is_ignored(tmp_path):
 
 def test_damage_is_an_error_that_names_the_file(tmp_path):
     folder = new_folder(tmp_path / "run")
-    folder.write_model("0", {"w": np.zeros(2, np.float32)}, {})
+    folder.write_model("0", safetensors({"w": np.zeros(2)}), {})
     with pytest.raises(DataError, match="cannot read"):
         read_run(tmp_path / "nothing")
     with pytest.raises(DataError, match=r"7\.json"):
@@ -122,19 +127,19 @@ def test_a_killed_writer_leaves_whole_files(tmp_path):
     """SIGKILL at an arbitrary moment: every file that is there can be read, and rounds are complete."""
     script = (
         "import sys; from pathlib import Path; from fedtailor.experiment.records import RunFolder\n"
-        "folder = RunFolder(Path(sys.argv[1]), config='seed = 0', provenance={})\n"
+        "folder = RunFolder.create(Path(sys.argv[1]), config='seed = 0', provenance={})\n"
         "print('ready', flush=True)\n"
         "for number in range(1, 10**6):\n"
         "    clients = [{'round': number, 'client': c} for c in range(50)]\n"
         "    folder.add_round({'round': number}, clients=clients); folder.set_state('running')\n"
     )
-    source = str(Path(atomic.__file__).parents[1])
+    source = str(Path(atomic.__file__).parents[2])
     for number in range(3):
         path = tmp_path / str(number)
         command = [sys.executable, "-c", script, str(path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": source}) as writer:
             writer.stdout.readline()
-            while not (path / "rounds.jsonl").exists():
+            while writer.poll() is None and not (path / "rounds.jsonl").exists():
                 pass
             writer.send_signal(signal.SIGKILL)
         run = read_run(path)
@@ -146,11 +151,67 @@ def test_a_killed_writer_leaves_whole_files(tmp_path):
 def test_folders_are_not_reused(tmp_path):
     (tmp_path / "empty").mkdir()
     new_folder(tmp_path / "empty")
+    assert read_run(tmp_path / "empty").status == {"state": "running", "rounds_done": 0}
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for taken in ("empty", "file", "link"):
         with pytest.raises(ConfigError, match="never overwritten"):
             new_folder(tmp_path / taken)
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+    for number, error in enumerate([OSError(28, "No space left on device"), KeyboardInterrupt()]):
+
+        def fail(path, content, error=error):
+            if path.name == "experiment.toml":
+                raise error
+            write_whole(path, content)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("fedtailor.experiment.records.write_whole", fail)
+            with pytest.raises((RunError, KeyboardInterrupt)):
+                new_folder(tmp_path / "deep" / str(number))
+        assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_the_current_folder_can_be_a_run_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = new_folder(Path())
+    folder.add_round({"round": 1})
+    assert len(read_run(".").rounds) == 1 and (tmp_path / "rounds.jsonl").exists()
+
+
+def test_only_one_writes_to_a_folder(tmp_path):
+    folder = new_folder(tmp_path / "run")
+    held = exclusive(folder.path)
+    held.__enter__()
+    with pytest.raises(ConfigError, match="another process is writing to"), exclusive(folder.path):
+        raise AssertionError
+    held.__exit__(None, None, None)
+    with exclusive(folder.path):
+        pass
+
+
+def test_lines_after_a_bookmark_can_be_removed(tmp_path):
+    folder = new_folder(tmp_path / "run")
+    start = folder.bookmark()
+    folder.add_round({"round": 1}, clients=[{"round": 1, "client": 0}])
+    one = folder.bookmark()
+    folder.add_round({"round": 2}, events=[{"round": 2}])
+    two = folder.bookmark()
+    (folder.path / "clients.jsonl").write_text('{"round": 1, "client": 0}\n{"rou')  # torn
+    again = RunFolder(folder.path)
+    assert again.objection(two) == again.objection(one) == again.objection(start) == ""
+    again.rewind(one)
+    assert read_run(folder.path).rounds == [{"round": 1}] and not (folder.path / "events.jsonl").exists()
+    assert "does not begin with" in again.objection(two)
+    again.add_round({"round": 2}, events=[{"round": 2}])
+    assert again.bookmark() == two, "the same lines were written again"
+    (folder.path / "clients.jsonl").write_text('{"round": 1, "client": 9}\n')
+    assert "clients.jsonl" in again.objection(one) and again.objection(start) == ""
+    for broken in (None, {}, {"rounds.jsonl": 3, "clients.jsonl": 3, "events.jsonl": 3}):
+        assert "does not say" in again.objection(broken)
+    assert again.clear() and not again.clear() and not (folder.path / "rounds.jsonl").exists()
 
 
 @given(st.text())
@@ -169,7 +230,7 @@ def test_hostile_client_names_stay_inside(tmp_path):
     folder = new_folder(tmp_path / "run")
     names = ["../../escape", "/etc/passwd", "..", ".", "", "a" * 5000, "\ud800", "CON\x1b[31m", "=1+1"]
     for name in names:
-        folder.write_model(name, {"w": np.zeros(1, np.float32)}, {})
+        folder.write_model(name, safetensors({"w": np.zeros(1)}), {})
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert len(list((folder.path / "models").iterdir())) == 2 * len(names)
     for name in names:
@@ -183,7 +244,7 @@ def test_json_is_strict_and_plain():
 
 
 def test_an_interruption_that_a_library_turned_into_an_error_is_still_one(tmp_path):
-    with pytest.raises(RuntimeError), RunFolder(tmp_path / "run", config="", provenance={}) as folder:
+    with pytest.raises(RuntimeError), RunFolder.create(tmp_path / "run", config="", provenance={}) as folder:
         folder.add_round({"round": 1})
         try:
             raise KeyboardInterrupt

@@ -393,7 +393,7 @@ def _run_one(
     progress: Progress = make_progress()
     if agenda.limit is not None and not agenda.is_trial:
         progress = TimeLimit(progress, agenda.limit)
-    folder = default_folder(cell)
+    folder = default_folder(cell, is_trial=agenda.is_trial)
     try:
         with guarded(str(folder)):
             record = run_cell(cell, folder, data_dir=agenda.data_dir, rounds=rounds, progress=progress)

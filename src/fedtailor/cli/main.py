@@ -1,7 +1,7 @@
 """The command line: one module per command. Nothing heavy is imported before a command runs.
 
 Data goes to stdout, messages go to stderr. Exit codes: 0 ok, 2 usage, 3 configuration, 4 data, 5 run failed,
-6 interrupted.
+6 interrupted: a run can be resumed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from fedtailor.cli.doctor import doctor
 from fedtailor.cli.experiments import experiments_app
 from fedtailor.cli.list import list_
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
+from fedtailor.cli.resume import resume
 from fedtailor.cli.run import run_
 from fedtailor.cli.shell import command_line
 
 app = make_app()
 app.command("demo", cls=Command)(demo)
 app.command("run", cls=Command)(run_)
+app.command("resume", cls=Command)(resume)
 app.command("list", cls=Command)(list_)
 app.command("doctor", cls=Command)(doctor)
 app.add_typer(data_app, name="data")

@@ -28,7 +28,7 @@ PartitionText = Annotated[
         "--partition", metavar="TEXT", help='How examples are divided among clients, such as "dirichlet(alpha=0.5)".'
     ),
 ]
-Out = Annotated[str, typer.Option(metavar="FOLDER", help="Folder to write, new or empty (default: under runs/).")]
+Out = Annotated[str, typer.Option(metavar="FOLDER", help="Folder to write (default: a new one under runs/).")]
 
 
 def whole_number(option: str, *, at_least: int | None = None) -> Callable[[str], int]:

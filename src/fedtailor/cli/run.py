@@ -66,6 +66,14 @@ def run_(
     engine: Annotated[
         str, typer.Option(metavar="NAME", help="Engine that runs the clients (see: fedtailor list engines).")
     ] = "",
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole_number("--checkpoint-every"),
+            metavar="NUMBER",
+            help="Rounds between checkpoints (default: 1; 0: none).",
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any option, such as training.lr=0.05. May be repeated."),
@@ -74,7 +82,10 @@ def run_(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run an experiment. Its folder holds the scores and a model for every client."""
+    """Run an experiment. Its folder holds the scores and a model for every client.
+
+    If the folder holds the same run, interrupted or killed, it is resumed.
+    """
     named: dict[str, Any] = {
         "algorithm.name": algorithm,
         "data.dataset": dataset,
@@ -89,6 +100,7 @@ def run_(
         "seed": seed,
         "seeds": seeds,
         "engine.name": engine,
+        "checkpoint.every": checkpoint_every,
     }
     settings = _read_config(config, named, set_ or [])  # before torch is imported: a mistake is reported at once
 
@@ -98,7 +110,7 @@ def run_(
 
     folder = out or str(default_folder(settings))
     progress = make_progress(runs=len(settings.seeds))
-    with guarded(folder):
+    with guarded(folder, resumable=True):
         result = run(settings, out=folder, progress=progress)
     if json:
         print_json(result)

@@ -1,12 +1,13 @@
 """Signals, errors and exit codes of the command line.
 
 Data goes to stdout, messages go to stderr. Exit codes: 0 ok, 2 usage, 3 configuration, 4 data, 5 run failed,
-6 interrupted.
+6 interrupted: a run can be resumed.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -112,19 +113,25 @@ class Interrupted(RunError):
 
 
 @contextmanager
-def guarded(folder: str) -> Iterator[None]:
+def guarded(folder: str, *, resumable: bool = False) -> Iterator[None]:
     """Run something long in the block.
 
+    Args:
+        folder: where it writes.
+        resumable: whether this is the folder of a run.
+
     Raises:
-        Interrupted: it was interrupted; the message says what it left in the folder.
+        Interrupted: it was interrupted; the message says what it left in the folder, and how to go on.
     """
     try:
         yield
     except KeyboardInterrupt:
-        if Path(folder).exists():
-            message = f"interrupted; finished rounds are in '{folder}'. A run cannot be resumed yet."
-        else:
+        if not Path(folder).exists():
             message = "interrupted before anything was written."
+        elif resumable:
+            message = f"interrupted. To go on: fedtailor resume {shlex.quote(folder)}"
+        else:
+            message = f"interrupted; finished rounds are in '{folder}'."
         raise Interrupted(message, path=folder) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -60,31 +61,42 @@ def write_whole(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        _synchronize_folder(path.parent)
+        synchronize_folder(path.parent)
     except OSError as reason:
-        temporary.unlink(missing_ok=True)
+        discard(temporary)
         raise unwritable(path, reason) from reason
+    except BaseException:  # an interruption leaves nothing behind
+        discard(temporary)
+        raise
 
 
-def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Append one line of JSON per record, in one write, and synchronize.
+def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> bytes:
+    """Append one line of JSON per record, in one write, and synchronize; return what was appended.
 
     Raises:
         RunError: the file cannot be written.
     """
-    text = "".join(to_json(record) + "\n" for record in records)
+    text = "".join(to_json(record) + "\n" for record in records).encode()
     if not text:
-        return
+        return text
     try:
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("ab") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
     except OSError as reason:
         raise unwritable(path, reason) from reason
+    return text
 
 
-def _synchronize_folder(folder: Path) -> None:
+def discard(path: Path) -> None:
+    """Remove a file if that is possible. After an error, a second one must not hide the first."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def synchronize_folder(folder: Path) -> None:
+    """Make the names of a folder's files survive a crash of the machine."""
     if os.name == "posix":  # elsewhere folders cannot be opened
         descriptor = os.open(folder, os.O_RDONLY)
         try:

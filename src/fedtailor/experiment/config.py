@@ -65,6 +65,17 @@ class AlgorithmOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """The ``[checkpoint]`` section."""
+
+    every: Annotated[int, Range(ge=0)] = 1
+    """Rounds between checkpoints, from which a run can be resumed; 0: no checkpoints. Does not change results."""
+
+    def __post_init__(self) -> None:
+        check_options(self, owner="checkpoint")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole experiment."""
 
@@ -77,9 +88,10 @@ class Config:
     schedule: Schedule = field(default_factory=Schedule)
     """The sections ``[federation]`` and ``[evaluation]``."""
     engine: EngineOptions = field(default_factory=EngineOptions)
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
 
 
-SECTIONS = ("data", "model", "algorithm", "training", "federation", "engine", "evaluation")
+SECTIONS = ("data", "model", "algorithm", "training", "federation", "engine", "evaluation", "checkpoint")
 """The sections of a configuration, in the order in which they are written."""
 
 _CLASSES: Mapping[str, type[Any]] = {
@@ -87,6 +99,7 @@ _CLASSES: Mapping[str, type[Any]] = {
     "model": ModelOptions,
     "training": Training,
     "engine": EngineOptions,
+    "checkpoint": CheckpointOptions,
 }
 """The sections whose keys are the fields of a dataclass."""
 

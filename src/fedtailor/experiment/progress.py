@@ -9,8 +9,8 @@ from typing import Any, Protocol
 class Progress(Protocol):
     """Receives the progress of a run."""
 
-    def begin(self, title: str, num_rounds: int) -> None:
-        """Start a run of one seed."""
+    def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
+        """Start a run of one seed, of which ``done`` rounds were done before."""
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Report the end of a round; ``record`` is its line in ``rounds.jsonl``."""
@@ -28,7 +28,7 @@ class Progress(Protocol):
 class Silence:
     """Reports nothing."""
 
-    def begin(self, title: str, num_rounds: int) -> None:
+    def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
         """Do nothing."""
 
     def round(self, record: Mapping[str, Any]) -> None:

@@ -1,31 +1,41 @@
 """Run folders: written while a run goes on, and read back. No torch.
 
 A run folder holds ``experiment.toml`` (resolved), ``provenance.json``, ``split.json``, ``status.json``,
-``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``, ``models/CLIENT.safetensors`` with ``CLIENT.json``, and
-``result.json`` once it has finished. A run of several seeds holds one such folder per seed, ``seed-0`` and so on.
+``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``, ``models/CLIENT.safetensors`` with ``CLIENT.json``,
+``checkpoints`` (:mod:`fedtailor.simulation.checkpoint`), and ``result.json`` once it has finished. A run of several
+seeds holds one such folder per seed, ``seed-0`` and so on.
 
 Files appear whole: written under a temporary name, synchronized, renamed. Lines are appended and synchronized
 once per round, ``rounds.jsonl`` last. A round that is in it is therefore complete in the other files. Anything that a
-killed run left beyond it is ignored on reading.
+killed run left beyond it is ignored on reading, and removed when the run is resumed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
+import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from fedtailor.core.atomic import append_lines, safe_name, to_json, unwritable, write_whole
-from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.atomic import append_lines, discard, safe_name, synchronize_folder, to_json, unwritable, write_whole
+from fedtailor.core.errors import ConfigError, DataError, RunError
+
+if sys.platform != "win32":
+    import fcntl
 
 if TYPE_CHECKING:
     import numpy as np
 
+_BLOCK = 2**20
+"""Bytes of a file that are read at a time."""
 State = Literal["running", "finished", "failed", "interrupted"]
 Record = Mapping[str, Any]
 
@@ -40,12 +50,88 @@ def refuse_existing(path: Path) -> None:
         return
     if path.exists() or path.is_symlink():
         raise ConfigError(
-            f"'{path}' already exists; runs are never overwritten and cannot be resumed yet. "
-            "Choose another folder with --out.",
+            f"'{path}' already exists, and is never overwritten. Choose another folder with --out.",
             key="out",
             allowed="a folder that does not exist, or is empty",
             got=str(path),
         )
+
+
+def holds_run(path: Path) -> bool:
+    """Return whether ``path`` is a run folder."""
+    return (path / "experiment.toml").is_file()
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Keep other processes out of a run folder while the block runs (not on Windows).
+
+    Raises:
+        ConfigError: another process has it.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as reason:
+            message = (
+                f"another process is writing to '{path}'. Wait until it ends, or choose another folder with --out."
+            )
+            raise ConfigError(message, key="out", got=str(path)) from reason
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class _Lines:
+    """A file of lines, and the digest of what was written to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self.digest = hashlib.sha256()
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Append one line per record."""
+        added = append_lines(self.path, records)
+        self.size += len(added)
+        self.digest.update(added)
+
+    def begins_as(self, size: int, sha256: str) -> bool:
+        """Return whether the file begins with ``size`` bytes of this digest."""
+        return self._digest_of_beginning(size).hexdigest() == sha256
+
+    def rewind(self, size: int) -> None:
+        """Cut off everything after ``size`` bytes."""
+        self.digest = self._digest_of_beginning(size)
+        self.size = size
+        try:
+            if size:
+                os.truncate(self.path, size)
+            else:
+                self.path.unlink(missing_ok=True)
+        except OSError as reason:
+            raise unwritable(self.path, reason) from reason
+
+    def _digest_of_beginning(self, size: int) -> hashlib._Hash:
+        digest = hashlib.sha256()
+        if size == 0:
+            return digest
+        try:
+            with self.path.open("rb") as file:
+                while size and (block := file.read(min(size, _BLOCK))):
+                    digest.update(block)
+                    size -= len(block)
+        except FileNotFoundError:
+            return hashlib.sha256()
+        except OSError as reason:
+            raise RunError(f"cannot read '{self.path}': {reason.strerror or reason}.", path=str(self.path)) from reason
+        return digest
 
 
 class RunFolder:
@@ -54,25 +140,46 @@ class RunFolder:
     As a context manager it keeps the state true: if the block ends early, the state is ``interrupted`` or ``failed``.
     """
 
-    def __init__(self, path: Path, *, config: str, provenance: Record, several_seeds: bool = False) -> None:
-        """Make the folder with its configuration (TOML) and provenance.
+    def __init__(self, path: Path, *, several_seeds: bool = False) -> None:
+        """Write to a folder that :meth:`create` has made.
 
         The folder of several seeds has no rounds, so its status does not count them.
+        """
+        self.path = path
+        self._several_seeds = several_seeds
+        self._rounds = _Lines(path / "rounds.jsonl")
+        self._clients = _Lines(path / "clients.jsonl")
+        self._events = _Lines(path / "events.jsonl")
+
+    @classmethod
+    def create(cls, path: Path, *, config: str, provenance: Record, several_seeds: bool = False) -> RunFolder:
+        """Make a folder with its configuration (TOML) and provenance; it appears whole or not at all.
 
         Raises:
             ConfigError: something is there already.
             RunError: the folder cannot be made.
         """
         refuse_existing(path)
+        target = path.resolve()
+        unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        folder = cls(unfinished, several_seeds=several_seeds)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            unfinished.mkdir(parents=True, exist_ok=True)
+            folder.set_state("running")
+            folder.write_provenance(provenance)
+            write_whole(unfinished / "experiment.toml", config)
+            refuse_existing(path)
+            if target.is_dir():  # it may be the current folder, which must stay the same one
+                for name in ("status.json", "provenance.json", "experiment.toml"):
+                    os.replace(unfinished / name, target / name)
+            else:
+                os.rename(unfinished, target)
+            synchronize_folder(target.parent)
         except OSError as reason:
             raise unwritable(path, reason) from reason
-        self.path = path
-        self._several_seeds = several_seeds
-        self.set_state("running")
-        write_whole(path / "provenance.json", to_json(provenance, indent=2) + "\n")
-        write_whole(path / "experiment.toml", config)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        return cls(path, several_seeds=several_seeds)
 
     def __enter__(self) -> Self:
         """Return the folder."""
@@ -101,32 +208,126 @@ class RunFolder:
         path = self.path / "rounds.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
+    def remove_temporary_files(self) -> None:
+        """Remove what a killed process was writing; nobody else may write to the folder meanwhile."""
+        for folder in (self.path, *(path for path in self.path.iterdir() if path.is_dir())):
+            for path in folder.glob(".*.tmp"):
+                discard(path)
+
+    def write_provenance(self, provenance: Record) -> None:
+        """Write ``provenance.json``: where the results come from."""
+        write_whole(self.path / "provenance.json", to_json(provenance, indent=2) + "\n")
+
     def write_split(self, split: Record) -> None:
         """Write ``split.json``: which client has which examples."""
         write_whole(self.path / "split.json", to_json(split) + "\n")
 
     def add_round(self, record: Record, *, clients: Sequence[Record] = (), events: Sequence[Record] = ()) -> None:
         """Append a round: one line for it, one per client and evaluation, one per event."""
-        append_lines(self.path / "clients.jsonl", clients)
-        self.add_events(events)
-        append_lines(self.path / "rounds.jsonl", [record])
+        self._clients.append(clients)
+        self._events.append(events)
+        self._rounds.append([record])
 
     def add_events(self, events: Sequence[Record]) -> None:
         """Append events: warnings, skipped clients, quarantines."""
-        append_lines(self.path / "events.jsonl", events)
+        self._events.append(events)
 
-    def write_model(self, client: str, tensors: Mapping[str, np.ndarray], card: Record) -> None:
-        """Write a client's model and its card. The file name is the escaped name of the client."""
-        from safetensors.numpy import save
+    def bookmark(self) -> dict[str, tuple[int, str]]:
+        """Return what the files of lines hold: the number of bytes and their SHA-256 by the name of the file."""
+        return {lines.path.name: (lines.size, lines.digest.hexdigest()) for lines in self._lines()}
 
+    def objection(self, bookmark: Any) -> str:
+        """Return why the files cannot go back to a bookmark, or an empty string.
+
+        Raises:
+            RunError: a file cannot be read.
+        """
+        for lines in self._lines():
+            try:
+                size, sha256 = bookmark[lines.path.name]
+                if not lines.begins_as(int(size), str(sha256)):
+                    return f"'{lines.path}' is damaged: it does not begin with what was written before the checkpoint."
+            except (KeyError, TypeError, ValueError):
+                return f"it does not say what '{lines.path}' held."
+        return ""
+
+    def rewind(self, bookmark: Mapping[str, tuple[int, str]]) -> None:
+        """Remove the lines that were written after a bookmark.
+
+        Raises:
+            RunError: a file cannot be written.
+        """
+        for lines in self._lines():
+            lines.rewind(bookmark[lines.path.name][0])
+
+    def clear(self) -> bool:
+        """Remove all rounds, and what was made of them; return whether there were any.
+
+        Raises:
+            RunError: a file cannot be removed.
+        """
+        had_rounds = self._rounds.path.exists()
+        for lines in self._lines():
+            lines.rewind(0)
+        shutil.rmtree(self.path / "models", ignore_errors=True)
+        return had_rounds
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Read the rounds that have been written."""
+        return _read_lines(self._rounds.path)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Read the events that have been written."""
+        return _read_lines(self._events.path)
+
+    def absences(self, after: int) -> list[dict[str, Any]]:
+        """Return who gave no answer in rounds after a given one, as far as the file can be read.
+
+        Its end may be torn: a killed process has not finished its last line.
+        """
+        found = []
+        for line in self._events.path.read_bytes().splitlines() if self._events.path.exists() else []:
+            try:
+                event = json.loads(line)
+                if event["kind"] == "absent" and event["round"] > after:
+                    found.append(event)
+            except (ValueError, TypeError, KeyError, RecursionError):
+                break
+        return found
+
+    def provenance(self) -> dict[str, Any]:
+        """Read ``provenance.json``."""
+        path = self.path / "provenance.json"
+        found = _read_json(path)
+        if not isinstance(found, dict):
+            raise _damaged(path, TypeError("it holds no object"))
+        return found
+
+    def result(self) -> dict[str, Any] | None:
+        """Read ``result.json``; None if the run has not finished."""
+        found = _read_json(self.path / "result.json", default=None)
+        return None if found is None else {**found, "run": str(self.path)}
+
+    def _lines(self) -> tuple[_Lines, ...]:
+        return self._rounds, self._clients, self._events
+
+    def write_model(self, client: str, data: bytes, card: Record) -> None:
+        """Write a client's model, which is a safetensors file, and its card.
+
+        The file name is the escaped name of the client.
+        """
         folder = self.path / "models"
         folder.mkdir(exist_ok=True)
-        raw = save(dict(tensors))
         name = safe_name(client)
-        write_whole(folder / f"{name}.safetensors", raw)
-        file = {"file": f"{name}.safetensors", "sha256": hashlib.sha256(raw).hexdigest()}
-        shapes = {path: list(tensor.shape) for path, tensor in tensors.items()}
-        write_whole(folder / f"{name}.json", to_json({"client": client, **card, **file, "tensors": shapes}, indent=2))
+        write_whole(folder / f"{name}.safetensors", data)
+        file = {"file": f"{name}.safetensors", "sha256": hashlib.sha256(data).hexdigest()}
+        write_whole(folder / f"{name}.json", to_json({"client": client, **card, **file}, indent=2))
+
+    def restart(self, config: str) -> None:
+        """Make a folder of several seeds one that is running, with a configuration that may name more seeds."""
+        (self.path / "result.json").unlink(missing_ok=True)
+        write_whole(self.path / "experiment.toml", config)
+        self.set_state("running")
 
     def finish(self, result: Record) -> None:
         """Write ``result.json`` and the final state."""

@@ -4,28 +4,43 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import shutil
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedtailor.core import tree
 from fedtailor.core.atomic import safe_name
+from fedtailor.core.codec import encode
 from fedtailor.core.metrics import per_client
 from fedtailor.core.per_example import holds_examples
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.data.build import split_record
-from fedtailor.experiment import records, summary
+from fedtailor.experiment import summary
 from fedtailor.experiment.assembly import PreparedRun, assemble
 from fedtailor.experiment.config import Config, to_toml
 from fedtailor.experiment.progress import Progress, Silence
-from fedtailor.experiment.provenance import describe, describe_data
+from fedtailor.experiment.provenance import describe, describe_data, machine, versions
+from fedtailor.experiment.records import RunFolder, exclusive, holds_run
+from fedtailor.experiment.resume import (
+    begun_config,
+    changed_software,
+    refuse_other_configuration,
+    refuse_other_data,
+    with_first_choices,
+)
+from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
 from fedtailor.simulation.engines.store import IN_MEMORY, Store
-from fedtailor.simulation.report import RoundReport
+from fedtailor.simulation.report import RoundReport, RunState
 from fedtailor.simulation.rounds import simulate
 
 _STATE = "state"
-"""Folder in a run folder for what does not fit into memory during the run."""
+"""Folder in a run folder for personal models that do not fit into memory before they are written."""
+_CHECKPOINTS = "checkpoints"
+"""Folder in a run folder for checkpoints, and for what clients keep from round to round."""
+_KEPT = ("states", "per_client")
+"""What clients keep from round to round."""
+_FINISHED = "'{path}' holds this run, and it has finished."
 
 
 def run(
@@ -33,13 +48,16 @@ def run(
 ) -> dict[str, Any]:
     """Run an experiment, once per seed, and return its result: what ``fedtailor run --json`` prints.
 
+    If the folder already holds a run of the same configuration, that run goes on where it ended. If it has finished,
+    its result is returned. Seeds that it does not have are added to a run of several seeds.
+
     Args:
         config: the experiment; default: pFedFDA on the embedded digits.
         out: the run folder; default: ``runs/ALGORITHM-DATASET-TIME``.
         progress: is told about every round; default: nothing is shown.
 
     Raises:
-        ConfigError: an option is wrong, or the folder exists.
+        ConfigError: an option is wrong, or the folder holds something else.
         DataError: data is missing or damaged, or cannot be divided as asked.
         RunError: the run could not continue.
 
@@ -52,22 +70,36 @@ def run(
     config = config or Config()
     progress = progress or Silence()
     path = Path(out) if out is not None else default_folder(config)
-    records.refuse_existing(path)
+    begun = begun_config(path)
+    if begun is not None:
+        config = with_first_choices(config, begun, path)
     parts = assemble(config, config.seeds[0], progress=progress)
-    if len(config.seeds) == 1:
-        return run_seed(parts, path, progress)
-    config_text = to_toml(dataclasses.replace(parts.config, seeds=config.seeds))
-    same_engine = dataclasses.replace(config, engine=parts.config.engine)  # every seed runs on that of the first
-    reason = parts.choice.reason
-    with records.RunFolder(path, config=config_text, provenance=_provenance(parts), several_seeds=True) as folder:
-        results = []
-        for seed in config.seeds:
-            if seed != config.seeds[0]:
-                parts = assemble(same_engine, seed, dataset=parts.divided.division.dataset, progress=progress)
-                parts = parts._replace(choice=parts.choice._replace(reason=reason))
-            results.append(run_seed(parts, path / f"seed-{seed}", progress))
-        result = {**summary.average(results), "run": str(path), "seeds": list(config.seeds)}
-        folder.finish(result)
+    several = len(config.seeds) > 1
+    resolved = dataclasses.replace(parts.config, seeds=config.seeds)
+    if begun is None:
+        RunFolder.create(path, config=to_toml(resolved), provenance=_provenance(parts), several_seeds=several)
+    else:
+        refuse_other_configuration(resolved, begun, path)
+    with exclusive(path):
+        if not several:
+            return run_seed(parts, path, progress)
+        same_engine = dataclasses.replace(config, engine=parts.config.engine)  # every seed runs on that of the first
+        reason = parts.choice.reason
+        with RunFolder(path, several_seeds=True) as folder:
+            folder.remove_temporary_files()
+            finished = folder.result()
+            if finished is not None and begun is not None and begun.seeds == config.seeds:
+                progress.note(_FINISHED.format(path=path))
+                return finished
+            folder.restart(to_toml(resolved))
+            for seed in config.seeds:
+                if seed != config.seeds[0]:
+                    parts = assemble(same_engine, seed, dataset=parts.divided.division.dataset, progress=progress)
+                    parts = parts._replace(choice=parts.choice._replace(reason=reason))
+                run_seed(parts, path / f"seed-{seed}", progress)
+            results = [RunFolder(path / f"seed-{seed}").result() or {} for seed in config.seeds]
+            result = {**summary.average(results), "run": str(path), "seeds": list(config.seeds)}
+            folder.finish(result)
     return result
 
 
@@ -83,53 +115,132 @@ def unused_folder(name: str) -> Path:
     return next(path for path in (Path("runs") / each for each in names) if not path.exists())
 
 
+class _Beginning(NamedTuple):
+    """Where a run of one seed begins: with nothing, or after some rounds of an earlier process."""
+
+    state: RunState | None
+    """The server's side of the run after these rounds; None: there are none."""
+    history: list[dict[str, Any]]
+    """The records of these rounds."""
+    events: list[list[dict[str, Any]]]
+    """Lists of what happened in them."""
+    seconds: float = 0.0
+    """What they took."""
+    result: dict[str, Any] | None = None
+    """The result of the run, if only its folder was not finished."""
+    absences: Sequence[Mapping[str, Any]] = ()
+    """Events of rounds that run again, because they came after the last checkpoint."""
+
+
 def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, Any]:
-    """Run one seed, write each round as it ends and the models after the last one; return the result."""
+    """Run one seed, or what is left of it; write each round as it ends and the models after the last one.
+
+    Returns:
+        The result.
+    """
     start = time.perf_counter()
     config = parts.config
-    with records.RunFolder(path, config=to_toml(config), provenance=_provenance(parts)) as folder:
-        _write_beginning(parts, folder, progress)
-        state_folder = folder.path / _STATE
-        history: list[dict[str, Any]] = []
-        events: list[list[dict[str, Any]]] = []
+    if not holds_run(path):
+        RunFolder.create(path, config=to_toml(config), provenance=_provenance(parts))
+    modules = readable_modules(parts.algorithm)
+    kept = {name: Store(path / _CHECKPOINTS, name, modules=modules, in_memory=IN_MEMORY // 3) for name in _KEPT}
+    personal = Store(path / _STATE, "personal", modules=modules, in_memory=IN_MEMORY // 3)
+    checkpoints = Checkpoints(path / _CHECKPOINTS, kept, modules=modules)
+    refuse_other_data(RunFolder(path).provenance(), _inputs(parts), path)
+    with RunFolder(path) as folder:
+        folder.remove_temporary_files()
+        result = folder.result()
+        if result is not None:
+            progress.note(_FINISHED.format(path=path))
+            folder.set_state("finished")
+            return result
         try:
-            for report in simulate(
-                parts.algorithm,
-                parts.federation,
-                parts.engine,
-                config.schedule,
-                seed=config.seeds[0],
-                storage=lambda name: Store(state_folder / name, IN_MEMORY // 3),  # there are three of them
-            ):
-                history.append(_write_round(parts, folder, progress, report))
-                events.append(report.events)
-            _write_models(parts, folder, report)
-            _say_who_never_trained(parts, folder, progress, report)
+            beginning = _begin(parts, folder, checkpoints, progress)
+            history = beginning.history
+            events = beginning.events
+            result = beginning.result
+            if result is None:
+                for report in simulate(
+                    parts.algorithm,
+                    parts.federation,
+                    parts.engine,
+                    config.schedule,
+                    seed=config.seeds[0],
+                    storage={**kept, "personal": personal}.__getitem__,
+                    resume=beginning.state,
+                    events=beginning.absences,
+                ):
+                    history.append(_write_round(parts, folder, progress, report))
+                    events.append(report.events)
+                    seconds = beginning.seconds + time.perf_counter() - start
+                    if _checkpoint_is_due(config, report.round):
+                        checkpoints.save(report.state, {"records": folder.bookmark(), "seconds": seconds})
+                _write_models(parts, folder, report)
+                _say_who_never_trained(parts, folder, progress, report)
+                result = _result(parts, folder, report, history, events)
+                result["seconds"]["total"] = beginning.seconds + time.perf_counter() - start
+                if config.checkpoint.every > 0:
+                    notes = {"records": folder.bookmark(), "seconds": result["seconds"]["total"], "result": result}
+                    checkpoints.save(report.state, notes)
+            checkpoints.keep(1 if config.checkpoint.every > 0 else 0)
         finally:
             progress.end()
-            shutil.rmtree(state_folder, ignore_errors=True)
+            personal.close()
+            checkpoints.close()
             parts.engine.close()
-        result = _result(parts, folder, report, history, events)
-        result["seconds"]["total"] = time.perf_counter() - start
+        result["run"] = str(path)
         folder.finish(result)
     return result
 
 
-def _write_beginning(parts: PreparedRun, folder: records.RunFolder, progress: Progress) -> None:
-    """Write what is known before the first round, and show it."""
-    folder.write_split({**split_record(parts.divided.division, parts.divided.conditions)})
-    folder.add_events([{"kind": "note", "text": note} for note in parts.notes])
-    for note in parts.notes:
+def _checkpoint_is_due(config: Config, round: int) -> bool:
+    """Return whether a checkpoint is due after a round; that of the last round waits for the models."""
+    every = config.checkpoint.every
+    return every > 0 and round % every == 0 and round < config.schedule.rounds
+
+
+def _begin(parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, progress: Progress) -> _Beginning:
+    """Go back to the last checkpoint, or make a new beginning; write and show what is known before the first round."""
+    now = {"versions": versions(), "machine": machine(), **_inputs(parts)}
+    software = changed_software(folder.provenance(), now)
+    folder.set_state("running")
+    restored, problems = checkpoints.restore(folder.objection)
+    notes = [f"checkpoint not used: {problem}" for problem in problems]
+    done = 0 if restored is None else restored.state.round
+    absences = folder.absences(after=done)
+    if restored is None:
+        if folder.clear():
+            notes.append("no checkpoint can be used: the run begins again with its first round.")
+        if software:
+            folder.write_provenance(_provenance(parts))
+        beginning = _Beginning(None, [], [], absences=absences)
+        folder.write_split({**split_record(parts.divided.division, parts.divided.conditions)})
+        notes += parts.notes
+    else:
+        folder.rewind(restored.notes["records"])
+        notes.append(f"resumed after round {done} of {parts.config.schedule.rounds}.")
+        if software:
+            notes.append(f"the last bits of results can differ from those of one process: {software}.")
+        beginning = _Beginning(
+            state=restored.state,
+            history=folder.rounds(),
+            events=[folder.events()],
+            seconds=float(restored.notes["seconds"]),
+            result=restored.notes.get("result"),
+            absences=absences,
+        )
+    where = {"round": done} if done else {}
+    folder.add_events([{"kind": "note", **where, "text": note} for note in notes])
+    for note in notes:
         progress.note(note)
     if parts.choice.seconds is not None:
         progress.note(parts.choice.reason)
     title = f"{parts.config.algorithm.name}, {parts.divided.dataset.name}, seed {parts.config.seeds[0]}"
-    progress.begin(title, parts.config.schedule.rounds)
+    progress.begin(title, parts.config.schedule.rounds, done)
+    return beginning
 
 
-def _write_round(
-    parts: PreparedRun, folder: records.RunFolder, progress: Progress, report: RoundReport
-) -> dict[str, Any]:
+def _write_round(parts: PreparedRun, folder: RunFolder, progress: Progress, report: RoundReport) -> dict[str, Any]:
     """Write a round, show it, and return its record."""
     record = summary.round_record(report, parts.federation)
     clients = summary.client_records(report, parts.federation)
@@ -142,7 +253,7 @@ def _write_round(
 
 def _result(
     parts: PreparedRun,
-    folder: records.RunFolder,
+    folder: RunFolder,
     last: RoundReport,
     history: list[dict[str, Any]],
     events: list[list[dict[str, Any]]],
@@ -169,9 +280,7 @@ def _result(
     return result
 
 
-def _say_who_never_trained(
-    parts: PreparedRun, folder: records.RunFolder, progress: Progress, last: RoundReport
-) -> None:
+def _say_who_never_trained(parts: PreparedRun, folder: RunFolder, progress: Progress, last: RoundReport) -> None:
     """Note how many clients were never drawn, or had no result that could be used."""
     roster = parts.federation.roster
     never = sum(client not in last.state.participated for client in roster.known)
@@ -181,7 +290,7 @@ def _say_who_never_trained(
         progress.note(note)
 
 
-def _write_models(parts: PreparedRun, folder: records.RunFolder, last: RoundReport) -> None:
+def _write_models(parts: PreparedRun, folder: RunFolder, last: RoundReport) -> None:
     """Write every client's personal model with its card."""
     config = parts.config
     federation = parts.federation
@@ -194,7 +303,6 @@ def _write_models(parts: PreparedRun, folder: records.RunFolder, last: RoundRepo
     }
     for client, personal in last.personal.items():
         name = federation.client_names[client] if federation.client_names else str(client)
-        tensors = {leaf_path: leaf.detach().contiguous().numpy() for leaf_path, leaf in tree.paths(personal).items()}
         card = {
             "algorithm": config.algorithm.name,
             "model": model_names[client % len(model_names)],
@@ -210,21 +318,22 @@ def _write_models(parts: PreparedRun, folder: records.RunFolder, last: RoundRepo
             "condition": federation.conditions[client] if federation.conditions else "clean",
             "class_counts": federation.info(client).class_counts.long().tolist(),
             "scores": scored.get(client, {}),
+            "tensors": {leaf_path: list(leaf.shape) for leaf_path, leaf in tree.paths(personal).items()},
         }
-        folder.write_model(name, tensors, card)
+        folder.write_model(name, encode(personal), card)
 
 
 def _provenance(parts: PreparedRun) -> dict[str, Any]:
     """Return where the result comes from."""
+    where = {"engine": parts.engine.name, "engine_choice": parts.choice.reason, "device": "cpu"}
+    return {**describe(), **_inputs(parts), "notes": parts.notes, **where}
+
+
+def _inputs(parts: PreparedRun) -> dict[str, Any]:
+    """Return the part of the provenance that must not change while a run is interrupted."""
     split = split_record(parts.divided.division, parts.divided.conditions)
-    data = describe_data(parts.divided.division.dataset)
     return {
-        **describe(),
-        "data": data,
+        "data": describe_data(parts.divided.division.dataset),
         "split_sha256": split["split_sha256"],
-        "notes": parts.notes,
-        "engine": parts.engine.name,
-        "engine_choice": parts.choice.reason,
-        "device": "cpu",
         "reduction": REDUCTION_VERSION,
     }

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedtailor.core.atomic import safe_name
 from fedtailor.core.errors import RunError
 from fedtailor.experiment.config import Config, make_config
 from fedtailor.experiment.progress import Progress
-from fedtailor.experiment.records import Run, read_run
+from fedtailor.experiment.records import Run, holds_run, read_run
 from fedtailor.experiment.run import run, unused_folder
 from fedtailor.experiment.summary import evaluation_name
 from fedtailor.papers.records import Record, make_record
@@ -45,13 +46,15 @@ class TimeLimit:
         self._inner = inner
         self._limit = seconds
         self._rounds = 0
+        self._done = 0
         self._start = 0.0
 
-    def begin(self, title: str, num_rounds: int) -> None:
-        """Start a run of one seed."""
+    def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
+        """Start a run of one seed, of which ``done`` rounds were done before."""
         self._rounds = num_rounds
+        self._done = done
         self._start = time.monotonic()
-        self._inner.begin(title, num_rounds)
+        self._inner.begin(title, num_rounds, done)
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Report the end of a round.
@@ -60,7 +63,7 @@ class TimeLimit:
             TooLong: the run would exceed its limit.
         """
         self._inner.round(record)
-        done = record["round"]
+        done = record["round"] - self._done
         if done == max(2, math.ceil(_SHARE_BEFORE_LIMIT * self._rounds)):
             expected = (time.monotonic() - self._start) / done * self._rounds
             if expected > self._limit:
@@ -79,15 +82,18 @@ class TimeLimit:
         self._inner.end()
 
 
-def default_folder(cell: Cell) -> Path:
-    """Return a run folder for a cell that does not exist yet."""
-    return unused_folder(f"{cell.paper.name}-{cell.column}-{cell.method}-seed{cell.seed}")
+def default_folder(cell: Cell, *, is_trial: bool = False) -> Path:
+    """Return the run folder of a cell, where an interrupted run resumes; for a trial, one that does not exist yet."""
+    name = f"{cell.paper.name}-{cell.column}-{cell.method}-seed{cell.seed}"
+    if is_trial:
+        return unused_folder(name)
+    return Path("runs") / safe_name(f"{name}-{cell.digest[:8]}")
 
 
 def run_cell(
     cell: Cell, folder: Path, *, data_dir: str = "", rounds: int | None = None, progress: Progress | None = None
 ) -> Record:
-    """Run a cell in ``folder`` and return its record. The record is not written.
+    """Run a cell in ``folder``, or what is left of its run there, and return its record. The record is not written.
 
     Args:
         cell: the cell.
@@ -107,13 +113,14 @@ def run_cell(
     if rounds is not None:
         given.append(("federation.rounds", rounds))
     config = with_curve(make_config(cell.values, given))
+    resumed = holds_run(folder)
     cpu = _cpu_seconds()
     result = run(config, out=folder, progress=progress)
     cpu = _cpu_seconds() - cpu
     finished = read_run(folder)
     return {
         **make_record(cell, result, finished.provenance),
-        "cpu_seconds": cpu,
+        "cpu_seconds": None if resumed else cpu,  # what an earlier process took is not known
         "curve": learning_curve(finished),
         "by_client": scores_by_client(finished),
     }

@@ -35,7 +35,7 @@ from fedtailor.simulation.quarantine import (
 )
 
 Storage = Callable[[str], MutableMapping[int, Any]]
-"""Makes an empty mapping from clients to trees of tensors, for what its argument names."""
+"""Gives a mapping from clients to trees of tensors, for what its argument names: empty, unless a run is resumed."""
 
 _LARGEST_GROUP = 512
 """The most clients whose outputs are in memory at once."""

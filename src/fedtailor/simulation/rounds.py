@@ -11,6 +11,7 @@ import torch
 
 from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import Algorithm
+from fedtailor.core.codec import compact
 from fedtailor.core.engine import Engine, Failure, one_thread
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Cohort, Federation
@@ -34,6 +35,8 @@ def simulate(
     *,
     seed: int,
     storage: Storage = in_memory,
+    resume: RunState | None = None,
+    events: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[RoundReport]:
     """Run an algorithm on a federation in this process; return an iterator with a report after every round.
 
@@ -46,13 +49,15 @@ def simulate(
         schedule: how long, who takes part, when models are evaluated.
         seed: of every random number but those of the data.
         storage: where clients' states, per-client values and personal models are kept.
+        resume: the state of an earlier run after one of its rounds; ``storage`` gives what the clients had then.
+        events: of the rounds of that run which are run again, for :func:`federate`.
 
     Raises:
         ConfigError: the schedule or the clients' tasks do not fit the algorithm.
         RunError: the work of every client of a round failed.
     """
     clients = LocalClients(algorithm, federation, engine, seed=seed, storage=storage)
-    return federate(algorithm, federation.roster, clients, schedule, seed=seed)
+    return federate(algorithm, federation.roster, clients, schedule, seed=seed, resume=resume, events=events)
 
 
 def federate(
@@ -187,7 +192,7 @@ class _Server:
         self.trainable_clients = frozenset(roster.trainable_clients)
         self.everybody_trains = schedule.everybody_trains(algorithm)
         if resume is None:
-            resume = RunState(algorithm.init_server(self.task, rng.new_key(seed, purpose="init_server")))
+            resume = RunState(compact(algorithm.init_server(self.task, rng.new_key(seed, purpose="init_server"))))
         self.state = resume
 
     def begin_round(self) -> RoundReport:
@@ -308,7 +313,7 @@ class _Server:
         received = {name: reduce_field({client: uploads[client][name] for client in ids}) for name in names}
         cohort = self._cohort(report.round, ids)
         server, stacked = self.algorithm.aggregate(self.state.server, received, cohort)
-        self.state = replace(self.state, server=server)
+        self.state = replace(self.state, server=compact(server))  # as it would come back from a checkpoint
         if not tree.leaves(stacked):
             return {}
         return dict(zip(ids, tree.unstack(stacked, len(ids)), strict=True))

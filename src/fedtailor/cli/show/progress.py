@@ -29,14 +29,16 @@ class PlainProgress:
         self._is_first_run = True
         self._title = ""
         self._rounds = 0
+        self._done_before = 0
         self._start = 0.0
         self._measured: list[str] = []
         self._measured_at = 0
 
-    def begin(self, title: str, num_rounds: int) -> None:
-        """Start a run of one seed."""
+    def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
+        """Start a run of one seed, of which ``done`` rounds were done before."""
         self._title = title
         self._rounds = num_rounds
+        self._done_before = done
         self._start = time.monotonic()
         self._measured = []
 
@@ -47,7 +49,7 @@ class PlainProgress:
         if measured:
             self._measured = measured
             self._measured_at = done
-        is_first = done == 1 and self._is_first_run
+        is_first = done == self._done_before + 1 and self._is_first_run
         if is_first or self._part(done) > self._part(done - 1):
             if self._measured and self._measured_at < done:
                 self._measured[0] = f"at round {self._measured_at}: {self._measured[0]}"
@@ -62,7 +64,7 @@ class PlainProgress:
 
     def describe(self, done: int) -> str:
         """Return the number of a round, and the time that is left."""
-        left = (time.monotonic() - self._start) / done * (self._rounds - done)
+        left = (time.monotonic() - self._start) / (done - self._done_before) * (self._rounds - done)
         return f"{self._title}: round {done}/{self._rounds}, {duration(left)} left"
 
     def prepare(self, done: int, total: int) -> None:
@@ -98,12 +100,12 @@ class LiveProgress(PlainProgress):
         super().__init__(runs)
         self._live: Live | None = None
 
-    def begin(self, title: str, num_rounds: int) -> None:
+    def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
         """Start the line."""
-        super().begin(title, num_rounds)
+        super().begin(title, num_rounds, done)
         self._live = Live(console=Console(stderr=True, highlight=False), refresh_per_second=8, transient=True)
         self._live.start()
-        self._live.update(Text(f"{title}: round 1/{num_rounds}"))
+        self._live.update(Text(f"{title}: round {done + 1}/{num_rounds}"))
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Change the line; the latest accuracy stays in it."""

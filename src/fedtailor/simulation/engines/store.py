@@ -3,180 +3,315 @@
 A client that takes part in one of a hundred rounds needs no memory in between, so that a run of 100,000 clients with
 personal models fits where one of 100 does. A state that is read from a file has the same bits and the same memory
 layout as the state that was stored.
+
+A file holds the states of many clients one after the other, each in the form of :mod:`fedtailor.core.codec`. It is
+written once and never changed, so a checkpoint is a list of places in files (:meth:`Store.commit`), and only states
+that changed since the last one are written. States that are out of date stay in their file until it holds more of them
+than of others; then the others are copied to a new file.
 """
 
 from __future__ import annotations
 
-import shutil
+import contextlib
+import hashlib
+import os
 from collections import OrderedDict
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
 from fedtailor.core import tree
-from fedtailor.core.errors import RunError
-from fedtailor.training.phase import structure
+from fedtailor.core.atomic import discard
+from fedtailor.core.codec import compact, decode, encode
+from fedtailor.core.errors import DataError, RunError
 
 IN_MEMORY = 2**30
 """Largest number of bytes of client states in memory."""
+_FILE_BYTES = 2**28
+"""A file is complete at this many bytes: a larger one could only be replaced as a whole."""
+_SUFFIX = ".trees"
 
 
-class _TreeLayout(NamedTuple):
-    """What a file does not contain: the structure of a tree, and the order of each leaf's axes in memory."""
+class Place(NamedTuple):
+    """Where the state of a client is."""
 
-    skeleton: Any
-    orders: tuple[tuple[int, ...], ...]
+    file: int
+    """Number of the file."""
+    start: int
+    length: int
+
+
+class FileDigest(NamedTuple):
+    """What a file must be."""
+
+    size: int
+    sha256: str
+
+
+class Committed(NamedTuple):
+    """The content of a store at some moment; :meth:`Store.reopen` goes back to it."""
+
+    places: dict[int, Place]
+    """By client, in order of arrival."""
+    files: dict[int, FileDigest]
+    """By number: every file that holds one of these states."""
+
+
+@dataclass
+class _File:
+    """A file of a store."""
+
+    digest: FileDigest
+    in_use: int
+    """Bytes of states that are not out of date."""
+    durable: bool = False
+    """Whether it would survive a crash of the machine."""
 
 
 class Store(MutableMapping[int, Any]):
     """Trees of tensors by client; the most recently used are in memory."""
 
-    def __init__(self, folder: Path, in_memory: int = IN_MEMORY) -> None:
+    def __init__(self, folder: Path, name: str, *, modules: Collection[str], in_memory: int = IN_MEMORY) -> None:
         """Create an empty store.
 
         Args:
             folder: for the files; created when the first file is written.
+            name: begins the names of the files, so that several stores can share a folder.
+            modules: whose NamedTuples can be read back from a file, see :func:`fedtailor.core.codec.decode`.
             in_memory: largest number of bytes in memory; the most recently used tree is always in memory.
         """
         self.folder = folder
+        self.name = name
         self.in_memory = in_memory
+        self._modules = modules
         self._recent: OrderedDict[int, Any] = OrderedDict()
         """Trees in memory, the least recently used first."""
-        self._unwritten: set[int] = set()
-        self._layouts: dict[int, _TreeLayout] = {}
-        """Of every client in the store, in order of arrival."""
-        self._known_layouts: dict[tuple[str, ...], _TreeLayout] = {}
+        self._places: dict[int, Place | None] = {}
+        """Of every client in the store, in order of arrival; None for a tree that is in memory only."""
+        self._files: dict[int, _File] = {}
+        self._kept: set[int] = set()
+        """Files that a checkpoint needs."""
+        self._next_file = 0
         self._bytes = 0
 
     def __getitem__(self, client: int) -> Any:
         if client in self._recent:
             self._recent.move_to_end(client)
             return self._recent[client]
-        value = self._read(client, self._layouts[client])
+        place = self._places[client]
+        assert place is not None, "what is not in memory is in a file"
+        value = self._read(client, place)
         self._remember(client, value)
         return value
 
     def __setitem__(self, client: int, value: Any) -> None:
+        value = compact(value)
+        if self._holds_the_same_nothing(client, value):
+            return
         self._forget(client)
-        value = tree.map(_compact, value)
-        self._layouts[client] = self._layout(value)
-        self._unwritten.add(client)
+        self._drop(client)
+        self._places[client] = None
         self._remember(client, value)
 
     def __delitem__(self, client: int) -> None:
-        del self._layouts[client]
+        self._drop(client)
+        del self._places[client]
         self._forget(client)
-        self._unwritten.discard(client)
-        self._path(client).unlink(missing_ok=True)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._layouts)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(self._layouts)
+        return len(self._places)
 
     def __contains__(self, client: object) -> bool:
-        return client in self._layouts
+        return client in self._places
 
     def close(self) -> None:
-        """Forget everything, and remove the files."""
+        """Forget everything, and remove the files that no checkpoint needs, and the folder if it is empty then."""
         self._recent.clear()
-        self._layouts.clear()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._places.clear()
+        for number in set(self._files) - self._kept:
+            discard(self.path(number))
+        self._files.clear()
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def commit(self) -> Committed:
+        """Write what is in memory only, and return what the store holds; it survives a crash of the machine.
+
+        The files that it names stay until :meth:`keep` says that they are not needed any more. The folder itself is not
+        synchronized.
+
+        Raises:
+            RunError: a file cannot be written.
+        """
+        self._write(client for client, place in self._places.items() if place is None)
+        places = {client: place for client, place in self._places.items() if place is not None}
+        used = {place.file for place in places.values()}
+        for number in used:
+            self._synchronize(number)
+        self._kept |= used
+        return Committed(places, {number: self._files[number].digest for number in sorted(used)})
+
+    def keep(self, files: Iterable[int]) -> None:
+        """Say which files checkpoints need; others are removed once they are out of date."""
+        self._kept = set(files)
+        self._remove_outdated()
+
+    def reopen(self, committed: Committed, also: Mapping[int, FileDigest]) -> None:
+        """Go back to what the store held at a moment; its other files are removed.
+
+        Args:
+            committed: what it held. The caller has checked the files.
+            also: files that an older checkpoint needs too.
+
+        Raises:
+            RunError: a file cannot be removed.
+        """
+        self._recent.clear()
+        self._bytes = 0
+        self._places = dict(committed.places)
+        self._files = {number: _File(file, 0, durable=True) for number, file in {**also, **committed.files}.items()}
+        for place in committed.places.values():
+            self._files[place.file].in_use += place.length
+        self._kept = set(self._files)
+        self._next_file = max(self._files, default=-1) + 1
+        known = {self.path(number) for number in self._files}
+        for path in self.folder.glob(f"{self.name}-*{_SUFFIX}"):
+            if path not in known:
+                _remove(path)
+
+    def path(self, number: int) -> Path:
+        """Return the path of a file by its number."""
+        return self.folder / f"{self.name}-{number:06d}{_SUFFIX}"
 
     def _remember(self, client: int, value: Any) -> None:
         """Keep a tree in memory, and move the least recently used to files until the rest fits."""
         self._recent[client] = value
         self._bytes += _size(value)
+        if self._bytes <= self.in_memory or len(self._recent) == 1:
+            return
+        self._write(other for other in self._recent if self._places[other] is None and other != client)
         while self._bytes > self.in_memory and len(self._recent) > 1:
-            oldest, old = next(iter(self._recent.items()))
-            if oldest in self._unwritten:
-                self._write(oldest, old)
-            self._forget(oldest)
+            self._forget(next(iter(self._recent)))
+        self._remove_outdated()
+
+    def _holds_the_same_nothing(self, client: int, value: Any) -> bool:
+        """Return whether a tree without leaves is stored again, which need not be written again."""
+        old = self._recent.get(client)
+        if old is None or type(old) is not type(value) or tree.leaves(value) or tree.leaves(old):
+            return False
+        return bool(old == value)
 
     def _forget(self, client: int) -> None:
         if client in self._recent:
             self._bytes -= _size(self._recent.pop(client))
 
-    def _write(self, client: int, value: Any) -> None:
-        orders = self._layouts[client].orders
-        if not orders:
+    def _drop(self, client: int) -> None:
+        """Count the state of a client that is in a file as out of date."""
+        place = self._places.get(client)
+        if place is not None:
+            self._files[place.file].in_use -= place.length
+
+    def _write(self, clients: Iterable[int]) -> None:
+        """Write the states of clients to new files, and those that share files with too many outdated ones."""
+        waiting: list[tuple[int, Place | None]] = [(client, None) for client in clients]
+        if not waiting:
             return
-        leaves = {}
-        for number, (leaf, order) in enumerate(zip(tree.leaves(value), orders, strict=True)):
-            # the file format requires contiguous leaves that do not share memory
-            leaves[str(number)] = leaf.permute(order).clone(memory_format=torch.contiguous_format)
-        path = self._path(client)
+        sparse = {number for number, file in self._files.items() if 0 < 2 * file.in_use < file.digest.size}
+        if sparse:
+            waiting += [(client, place) for client, place in self._places.items() if place and place.file in sparse]
+        while waiting:
+            waiting = self._write_file(waiting)
+
+    def _write_file(self, waiting: list[tuple[int, Place | None]]) -> list[tuple[int, Place | None]]:
+        """Write states to one file, and return those that it had no room for."""
+        number = self._next_file
+        path = self.path(number)
+        digest = hashlib.sha256()
+        places: dict[int, Place] = {}
+        size = 0
+        client = -1
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            save_file(leaves, path)
-        except (OSError, SafetensorError) as reason:
-            message = f"cannot write '{path}', which stores data of client {client}: {reason}."
+            with path.open("wb") as file:
+                for done, (client, place) in enumerate(waiting):
+                    if done and size >= _FILE_BYTES:
+                        break
+                    data = self._encode(client) if place is None else self._read_bytes(client, place)
+                    file.write(data)
+                    digest.update(data)
+                    places[client] = Place(number, size, len(data))
+                    size += len(data)
+        except OSError as reason:
+            discard(path)
+            message = f"cannot write '{path}', which stores data of client {client}: {reason.strerror or reason}."
             raise RunError(message, path=str(path)) from reason
-        self._unwritten.discard(client)
+        except BaseException:
+            discard(path)
+            raise
+        self._next_file += 1
+        self._files[number] = _File(FileDigest(size, digest.hexdigest()), size)
+        for client, place in places.items():
+            self._drop(client)
+            self._places[client] = place
+        return waiting[len(places) :]
 
-    def _read(self, client: int, layout: _TreeLayout) -> Any:
-        if not layout.orders:
-            return layout.skeleton
-        path = self._path(client)
+    def _encode(self, client: int) -> bytes:
         try:
-            leaves = load_file(path)
-        except (OSError, SafetensorError) as reason:
-            message = f"cannot read '{path}', which stores data of client {client}: {reason}."
-            raise RunError(message, path=str(path)) from reason
-        restored = []
-        for number, order in enumerate(layout.orders):
-            leaf = leaves[str(number)].permute(_inverse(order))
-            # a copy: the last bit of a sum can depend on alignment, and a mapped file is aligned differently
-            restored.append(leaf.clone())
-        return tree.rebuild(layout.skeleton, iter(restored))
+            return encode(self._recent[client], modules=self._modules)
+        except TypeError as reason:
+            raise RunError(f"the data of client {client} cannot be stored: {reason}.") from reason
 
-    def _path(self, client: int) -> Path:
-        return self.folder / f"{client}.safetensors"
+    def _read(self, client: int, place: Place) -> Any:
+        data = self._read_bytes(client, place)
+        try:
+            return decode(data, modules=self._modules)
+        except DataError as reason:
+            raise self._unreadable(client, place, reason) from reason
 
-    def _layout(self, value: Any) -> _TreeLayout:
-        """Return the layout of a tree; trees with equal layouts share one object."""
-        orders = tuple(_order(leaf) for leaf in tree.leaves(value))
-        layout = _TreeLayout(structure(value), orders)
-        key = (_signature(value), *(str(order) for order in orders))
-        return self._known_layouts.setdefault(key, layout)
+    def _read_bytes(self, client: int, place: Place) -> bytes:
+        path = self.path(place.file)
+        try:
+            with path.open("rb") as file:
+                file.seek(place.start)
+                return file.read(place.length)
+        except OSError as reason:
+            raise self._unreadable(client, place, reason) from reason
+
+    def _unreadable(self, client: int, place: Place, reason: Exception) -> RunError:
+        path = self.path(place.file)
+        message = f"cannot read '{path}', which stores data of client {client}: {str(reason).rstrip('.')}."
+        return RunError(message, path=str(path))
+
+    def _synchronize(self, number: int) -> None:
+        file = self._files[number]
+        if file.durable:
+            return
+        path = self.path(number)
+        try:
+            with path.open("rb+") as opened:
+                os.fsync(opened.fileno())
+        except OSError as reason:
+            raise RunError(f"cannot write '{path}': {reason.strerror or reason}.", path=str(path)) from reason
+        file.durable = True
+
+    def _remove_outdated(self) -> None:
+        """Remove the files in which every state is out of date, unless a checkpoint needs them."""
+        for number in [number for number, file in self._files.items() if file.in_use == 0]:
+            if number not in self._kept:
+                del self._files[number]
+                _remove(self.path(number))
 
 
-def _compact(leaf: Tensor) -> Tensor:
-    """Return a tensor that keeps no other memory alive: a head may be a view into a whole model."""
-    leaf = leaf.detach()
-    if leaf.untyped_storage().nbytes() > _size(leaf):
-        return leaf.clone()
-    return leaf
-
-
-def _order(leaf: Tensor) -> tuple[int, ...]:
-    """Return the axes of a tensor in memory order, the outermost first."""
-    strides = leaf.stride()
-    return tuple(sorted(range(leaf.dim()), key=lambda axis: (-strides[axis], axis)))
-
-
-def _inverse(order: Sequence[int]) -> list[int]:
-    return torch.argsort(torch.tensor(order, dtype=torch.int64)).tolist()
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as reason:
+        raise RunError(f"cannot remove '{path}': {reason.strerror or reason}.", path=str(path)) from reason
 
 
 def _size(value: Any) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(value))
-
-
-def _signature(value: Any) -> str:
-    """Return a text of the types and names of a tree, equal for trees with the same structure."""
-    if isinstance(value, Tensor):
-        return "."
-    if isinstance(value, dict):
-        items = list(value.items())
-    else:
-        names = getattr(value, "_fields", range(len(value)))
-        items = list(zip(names, value, strict=True))
-    children = ",".join(f"{name}:{_signature(child)}" for name, child in items)
-    return f"{type(value).__module__}.{type(value).__qualname__}({children})"

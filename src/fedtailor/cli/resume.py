@@ -1,0 +1,40 @@
+"""The command ``fedtailor resume``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtailor.cli.options import Debug, Json
+from fedtailor.cli.shell import guarded, print_json
+from fedtailor.core.errors import ConfigError
+
+
+def resume(
+    run: Annotated[str, typer.Argument(metavar="RUN", show_default=False, help="Folder of the run.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Resume an interrupted or killed run from its last checkpoint. Results are those of an uninterrupted run."""
+    from fedtailor.experiment.config import load_config
+    from fedtailor.experiment.records import holds_run
+
+    path = Path(run)
+    if not holds_run(path):
+        message = f"'{run}' is not the folder of a run: it holds no experiment.toml."
+        raise ConfigError(message, key="run", allowed="a folder that fedtailor run has made", got=run)
+    settings = load_config(path / "experiment.toml")
+
+    from fedtailor.cli.show.progress import make_progress
+    from fedtailor.cli.show.results import show_result
+    from fedtailor.experiment.run import run as go_on
+
+    progress = make_progress(runs=len(settings.seeds))
+    with guarded(run, resumable=True):
+        result = go_on(settings, out=path, progress=progress)
+    if json:
+        print_json(result)
+    else:
+        show_result(result)

@@ -1,0 +1,305 @@
+"""Trees of tensors as bytes, and back: one form for checkpoints, stores of client states, and models.
+
+The bytes are a safetensors file. It holds the leaves under their paths, such as ``body/conv1.weight``, so that every
+reader of safetensors can use it. Its metadata holds the structure of the tree as JSON: dicts with the order of their
+keys, tuples, NamedTuples by module and name, and the memory layout of leaves that do not lie in the plain order of
+their axes. A tree that is read back has the same bits, types and strides.
+
+Bytes may come from a stranger. Nothing in them is executed or imported: a NamedTuple is made only if it belongs to a
+module that the reader allows and that is loaded already, and the number of bytes, of leaves and of levels is limited.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedtailor.core import tree
+from fedtailor.core.errors import DataError
+
+CODEC_VERSION = 1
+"""Of the form. A reader refuses other versions."""
+_METADATA = "fedtailor"
+"""The key of the metadata; there is one only, because safetensors does not keep their order."""
+_LARGEST_HEADER = 100_000_000
+"""Bytes; safetensors has the same limit."""
+_ALIGNMENT = 64
+"""Bytes. PyTorch aligns memory to it, and the last bit of a sum can depend on it."""
+
+
+class Limits(NamedTuple):
+    """How large a tree may be."""
+
+    size: int = 2**33
+    """Bytes of the encoded tree."""
+    leaves: int = 2**17
+    """Leaves, and other nodes of the tree without children."""
+    depth: int = 32
+    """Levels of the tree."""
+
+
+LIMITS = Limits()
+
+
+def encode(value: tree.Tree, *, modules: Collection[str] | None = None, limits: Limits = LIMITS) -> bytes:
+    """Return a tree as bytes.
+
+    Args:
+        value: the tree. The keys of its dicts are text or whole numbers.
+        modules: names of modules; if given, a reader who allows these can decode the bytes.
+        limits: how large the tree may be.
+
+    Raises:
+        TypeError: the tree holds something else than tensors, or a NamedTuple that could not be decoded, or is too
+            large; the message names the place.
+
+    Example:
+        >>> decode(encode({"w": torch.arange(3), "nothing": ()}))
+        {'w': tensor([0, 1, 2]), 'nothing': ()}
+    """
+    writer = _Writer(modules, limits)
+    structure = writer.structure(value, "", 0)
+    header = json.dumps({"version": CODEC_VERSION, "tree": structure}, separators=(",", ":"))
+    data = save(writer.leaves, metadata={_METADATA: header})
+    if len(data) > limits.size:
+        raise TypeError(f"the tree takes {len(data)} bytes, more than {limits.size}")
+    return data
+
+
+def decode(data: bytes, *, modules: Collection[str] = (), limits: Limits = LIMITS) -> tree.Tree:
+    """Return the tree that :func:`encode` wrote.
+
+    Args:
+        data: the bytes.
+        modules: names of the modules whose NamedTuples are allowed, the modules within them included. They must be
+            loaded already.
+        limits: how large the tree may be.
+
+    Raises:
+        DataError: the bytes are damaged, too many, or of another form, or hold a NamedTuple that is not allowed.
+    """
+    if len(data) > limits.size:
+        raise _unreadable(f"{len(data)} bytes are more than {limits.size}")
+    structure = _read_structure(data)
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as reason:
+        raise _unreadable(str(reason)) from reason
+    reader = _Reader(tensors, modules, limits)
+    value = reader.value(structure, 0)
+    if reader.unused:
+        raise _unreadable(f"it holds tensors that are not in the tree, such as {sorted(reader.unused)[0]!r}")
+    return value
+
+
+def compact(value: tree.Tree) -> tree.Tree:
+    """Return the tree with every leaf in memory of its own, dense and aligned, as if it had just been decoded.
+
+    A leaf may be a view into something larger, which it would keep in memory, or begin at an odd address, on which the
+    last bit of a result can depend.
+    """
+    return tree.map(_compact_leaf, value)
+
+
+class _Writer:
+    """Collects the leaves of a tree and describes its structure."""
+
+    def __init__(self, modules: Collection[str] | None, limits: Limits) -> None:
+        self.leaves: dict[str, Tensor] = {}
+        self._modules = modules
+        self._limits = limits
+        self._nodes = 0
+
+    def structure(self, value: Any, path: str, depth: int) -> Any:
+        """Return the structure of a part of the tree, ready for JSON."""
+        if depth > self._limits.depth:
+            raise TypeError(f"'{path}' lies more than {self._limits.depth} levels deep")
+        self._nodes += 1
+        if self._nodes > 2 * self._limits.leaves:
+            raise TypeError(f"the tree has more than {self._limits.leaves} leaves")
+        if isinstance(value, Tensor):
+            return self._leaf(value, path)
+        if isinstance(value, Mapping):
+            return {"dict": [[_key(key, path), self._child(child, path, key, depth)] for key, child in value.items()]}
+        if not isinstance(value, tuple):
+            raise TypeError(f"'{path or '.'}' must be a tensor, got {type(value).__name__}")
+        fields = getattr(value, "_fields", None)
+        if fields is None:
+            return {"tuple": [self._child(child, path, number, depth) for number, child in enumerate(value)]}
+        name = _name_of(type(value))
+        if self._modules is not None and _find_class(name, self._modules) is not type(value):
+            raise TypeError(
+                f"'{path or '.'}' is a {name.replace(':', '.')}, which cannot be read back: define it at the top level "
+                "of the method's module, or of a module that this one imports"
+            )
+        children = {field: self._child(child, path, field, depth) for field, child in zip(fields, value, strict=True)}
+        return {"type": name, "fields": children}
+
+    def _child(self, value: Any, path: str, name: Any, depth: int) -> Any:
+        return self.structure(value, f"{path}/{name}" if path else str(name), depth + 1)
+
+    def _leaf(self, leaf: Tensor, path: str) -> Any:
+        if leaf.layout is not torch.strided or leaf.is_quantized or leaf.is_complex() or leaf.device.type != "cpu":
+            raise TypeError(
+                f"'{path or '.'}' is a tensor of layout {leaf.layout} and type {leaf.dtype} on {leaf.device}"
+            )
+        if len(self.leaves) == self._limits.leaves:
+            raise TypeError(f"the tree has more than {self._limits.leaves} leaves")
+        name = path
+        while name in self.leaves or name == "__metadata__":  # two paths can look alike: {"a/b": ..., "a": {"b": ...}}
+            name += "~"
+        leaf = leaf.detach()
+        self.leaves[name] = leaf.clone(memory_format=torch.contiguous_format)
+        strides = leaf.stride() if _is_dense(leaf.shape, leaf.stride()) else self.leaves[name].stride()
+        if strides == self.leaves[name].stride():
+            return {"leaf": name}
+        return {"leaf": name, "strides": list(strides)}
+
+
+def _key(key: Any, path: str) -> str | int:
+    if not isinstance(key, str | int) or isinstance(key, bool):
+        raise TypeError(f"'{path or '.'}' has a key of type {type(key).__name__}; keys are text or whole numbers")
+    return key
+
+
+class _Reader:
+    """Rebuilds a tree from its structure and its leaves."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], modules: Collection[str], limits: Limits) -> None:
+        self._tensors = tensors
+        self.unused = set(tensors)
+        """The names of leaves that the tree has not used."""
+        self._modules = modules
+        self._limits = limits
+        self._nodes = 0
+
+    def value(self, node: Any, depth: int) -> tree.Tree:
+        """Return the part of the tree that a node of the structure describes."""
+        self._nodes += 1
+        if depth > self._limits.depth:
+            raise _unreadable(f"it has more than {self._limits.depth} levels")
+        if self._nodes > 2 * self._limits.leaves or len(self._tensors) > self._limits.leaves:
+            raise _unreadable(f"it has more than {self._limits.leaves} leaves")
+        match node:
+            case {"leaf": str(name), **rest}:
+                return self._leaf(name, rest)
+            case {"dict": list(items), **rest} if not rest:
+                return dict(self._items(items, depth))
+            case {"tuple": list(children), **rest} if not rest:
+                return tuple(self.value(child, depth + 1) for child in children)
+            case {"type": str(name), "fields": dict(fields), **rest} if not rest:
+                return self._named_tuple(name, fields, depth)
+        raise _unreadable("the structure of the tree is of another form")
+
+    def _leaf(self, name: str, rest: Mapping[Any, Any]) -> Tensor:
+        if name not in self.unused:
+            raise _unreadable(f"the tensor {name!r} is missing or used twice")
+        self.unused.remove(name)
+        stored = self._tensors[name]
+        strides: Any = rest.get("strides", _plain_strides(stored.shape))
+        if not _are_strides(strides, stored.dim()) or not _is_dense(stored.shape, strides) or set(rest) - {"strides"}:
+            raise _unreadable(f"the memory layout of the tensor {name!r} is impossible")
+        # a copy: what is stored is neither aligned nor independent of the other leaves
+        return torch.empty_strided(stored.shape, tuple(strides), dtype=stored.dtype).copy_(stored)
+
+    def _items(self, items: Sequence[Any], depth: int) -> Iterator[tuple[str | int, tree.Tree]]:
+        seen = set()
+        for item in items:
+            match item:
+                case [str() | int() as key, child] if not isinstance(key, bool) and key not in seen:
+                    seen.add(key)
+                    yield key, self.value(child, depth + 1)
+                case _:
+                    raise _unreadable("the structure of the tree is of another form")
+
+    def _named_tuple(self, name: str, fields: Mapping[str, Any], depth: int) -> tree.Tree:
+        found = _find_class(name, self._modules)
+        if found is None:
+            raise _unreadable(f"it holds a NamedTuple {name!r}, which is not allowed or does not exist here")
+        if list(found._fields) != list(fields):
+            raise _unreadable(f"{name!r} has fields {list(found._fields)} here, and {list(fields)} there")
+        children = [self.value(child, depth + 1) for child in fields.values()]
+        return tuple.__new__(found, children)  # runs no code of the class
+
+
+def _read_structure(data: bytes) -> Any:
+    """Return the structure of the tree from the metadata of a safetensors file.
+
+    Raises:
+        DataError: the file is damaged, or has none.
+    """
+    try:
+        (length,) = struct.unpack_from("<Q", data)
+        if length > _LARGEST_HEADER:
+            raise ValueError(length)
+        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+        header = json.loads(metadata[_METADATA])
+        version = header["version"]
+        structure = header["tree"]
+    except (struct.error, ValueError, KeyError, TypeError, OverflowError, RecursionError) as reason:
+        raise _unreadable("it does not begin with the structure of a tree") from reason
+    if version != CODEC_VERSION:
+        raise _unreadable(f"its form is of version {version!r:.40}, and this reads version {CODEC_VERSION}")
+    return structure
+
+
+def _name_of(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _find_class(name: str, modules: Collection[str]) -> Any:
+    """Return a class of NamedTuples by module and name, or None if it is not allowed or not there."""
+    module, _, qualified = name.partition(":")
+    if not any(module == allowed or module.startswith(f"{allowed}.") for allowed in modules):
+        return None
+    found: Any = sys.modules.get(module)
+    for part in qualified.split("."):
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+    is_named_tuple = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
+    return found if is_named_tuple and _name_of(found) == name else None
+
+
+def _are_strides(strides: Any, dimensions: int) -> bool:
+    if not isinstance(strides, list | tuple) or len(strides) != dimensions:
+        return False
+    return all(type(step) is int and 0 <= step < 2**62 for step in strides)
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether a tensor fills its memory, each element once."""
+    if 0 in shape:
+        return True
+    expected = 1
+    for step, size in sorted((step, size) for size, step in zip(shape, strides, strict=True) if size > 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a tensor that lies in the order of its axes, as PyTorch gives them to a new one."""
+    return tuple(math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _compact_leaf(leaf: Tensor) -> Tensor:
+    leaf = leaf.detach()
+    owns_memory = leaf.untyped_storage().nbytes() == leaf.numel() * leaf.element_size()
+    if owns_memory and _is_dense(leaf.shape, leaf.stride()) and leaf.data_ptr() % _ALIGNMENT == 0:
+        return leaf
+    if _is_dense(leaf.shape, leaf.stride()):
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).copy_(leaf)
+    return leaf.clone(memory_format=torch.contiguous_format)
+
+
+def _unreadable(reason: str) -> DataError:
+    return DataError(f"not a tree of tensors: {reason}.")

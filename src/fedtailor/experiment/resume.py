@@ -1,0 +1,133 @@
+"""Resuming: whether a run folder holds the run that a configuration describes, and what the first start has settled."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.options import show
+from fedtailor.experiment.config import Config, load_config, to_toml
+from fedtailor.experiment.records import holds_run, refuse_existing
+
+_FREE = frozenset({"seed", "seeds", "data.dir", "engine.workers", "checkpoint.every"})
+"""Keys that change no result of a seed."""
+_MOST_DIFFERENCES = 3
+
+
+def begun_config(path: Path) -> Config | None:
+    """Return the configuration of the run in a folder; None if there is nothing, or an empty folder.
+
+    Raises:
+        ConfigError: the folder holds something else, or its configuration cannot be read.
+    """
+    if holds_run(path):
+        return load_config(path / "experiment.toml")
+    refuse_existing(path)
+    return None
+
+
+def with_first_choices(config: Config, begun: Config, path: Path) -> Config:
+    """Return a configuration with what the first start of its run has chosen: the engine, and the order of seeds.
+
+    Args:
+        config: as it was given now.
+        begun: of the run in the folder.
+        path: the folder.
+
+    Raises:
+        ConfigError: the run has other seeds.
+    """
+    missing = [seed for seed in begun.seeds if seed not in config.seeds]
+    added = tuple(seed for seed in config.seeds if seed not in begun.seeds)
+    if missing or (added and len(begun.seeds) == 1):
+        has = f"seed {begun.seeds[0]}" if len(begun.seeds) == 1 else f"seeds {', '.join(map(str, begun.seeds))}"
+        hint = " Seeds can be added to a run of several seeds." if len(begun.seeds) == 1 and not missing else ""
+        raise ConfigError(
+            f"'{path}' holds a run with {has}.{hint} Choose another folder with --out.",
+            key="seeds",
+            allowed=list(begun.seeds),
+            got=list(config.seeds),
+        )
+    engine = config.engine
+    if engine.name == "auto":
+        engine = dataclasses.replace(begun.engine, workers=engine.workers)
+    return dataclasses.replace(config, seeds=begun.seeds + added, engine=engine)
+
+
+def refuse_other_configuration(config: Config, begun: Config, path: Path) -> None:
+    """Check that a resolved configuration is that of the run in a folder, but for what changes no result.
+
+    Raises:
+        ConfigError: it is not; the message names the keys.
+    """
+    here = dict(_flat(tomllib.loads(to_toml(config))))
+    there = dict(_flat(tomllib.loads(to_toml(begun))))
+    different = [key for key in {**there, **here} if key not in _FREE and here.get(key) != there.get(key)]
+    if not different:
+        return
+    shown = [f"{key} is {_show(there, key)} there and {_show(here, key)} here" for key in different[:_MOST_DIFFERENCES]]
+    more = ", ..." if len(different) > _MOST_DIFFERENCES else ""
+    raise ConfigError(
+        f"'{path}' holds a run with another configuration: {', '.join(shown)}{more}. Choose another folder with --out.",
+        key=different[0],
+        allowed=_show(there, different[0]),
+        got=_show(here, different[0]),
+    )
+
+
+def refuse_other_data(begun: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    """Check by their digests that data and split are those with which a run began.
+
+    Args:
+        begun: the provenance of the run.
+        now: what its provenance would be today.
+        path: the run folder.
+
+    Raises:
+        DataError: they are not.
+    """
+    data = begun.get("data", {})
+    digests = {"data": (data.get("sha256"), now["data"]["sha256"])}
+    digests["split"] = (begun.get("split_sha256"), now["split_sha256"])
+    for what, (before, today) in digests.items():
+        if before != today:
+            raise DataError(
+                f"'{path}' cannot be resumed: its {what} had the digest {before}, and has {today} now.",
+                path=str(path),
+                allowed=before,
+                got=today,
+            )
+
+
+def changed_software(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return what differs between the software of two provenances and can change bits, in words; empty if nothing."""
+    versions = begun.get("versions", {})
+    changes = [
+        f"{name} {versions.get(name, 'unknown')} then, {version} now"
+        for name, version in now["versions"].items()
+        if versions.get(name) != version
+    ]
+    before = begun.get("machine", {}).get("torch_cpu_capability")
+    today = now["machine"]["torch_cpu_capability"]
+    if before != today:
+        changes.append(f"processor capability {before} then, {today} now")
+    if begun.get("reduction") != now["reduction"]:
+        changes.append(f"order of addition {begun.get('reduction')} then, {now['reduction']} now")
+    return ", ".join(changes)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables by their dotted keys."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _show(values: Mapping[str, Any], key: str) -> str:
+    return show(values[key]) if key in values else "not given"

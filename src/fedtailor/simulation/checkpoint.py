@@ -1,0 +1,385 @@
+"""Checkpoints: the whole state of a run after a round, from which it can be resumed bit for bit.
+
+A checkpoint is two files and what they name. ``000012.safetensors`` holds the server state, who took part, and the
+places of all client states in the files of the stores beside it. ``000012.json`` is its manifest: the counters of the
+run, the size and SHA-256 of every file, and its own. The manifest comes last; it is written under a temporary name,
+synchronized and renamed, so a checkpoint is there whole or not at all. The last two are kept. Before one is used,
+everything that it names is checked; if anything is wrong with it, the one before it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtailor.core.algorithm import Algorithm
+from fedtailor.core.atomic import discard, synchronize_folder, to_json, unwritable, write_whole
+from fedtailor.core.codec import decode, encode
+from fedtailor.core.errors import DataError, RunError
+from fedtailor.simulation.engines.store import Committed, FileDigest, Place, Store
+from fedtailor.simulation.report import RunState
+
+CHECKPOINT_VERSION = 1
+"""Of the files. A checkpoint of another version is not used."""
+_KEPT = 2
+_BLOCK = 2**20
+"""Bytes of a file that are read at a time."""
+_UNEXPECTED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+"""What the content of a file raises if it is not what was written."""
+
+
+class Restored(NamedTuple):
+    """What a checkpoint gives back, besides the content of the stores."""
+
+    state: RunState
+    """The server's side of the run."""
+    notes: Mapping[str, Any]
+    """What :meth:`Checkpoints.save` was given."""
+
+
+class _UnreadableError(DataError):
+    """A file is there, and cannot be read."""
+
+
+class _Checkpoint(NamedTuple):
+    """A checkpoint as it was read."""
+
+    restored: Restored
+    stores: dict[str, Committed]
+
+
+class Checkpoints:
+    """The checkpoints of a run, in one folder with the files of its stores."""
+
+    def __init__(self, folder: Path, stores: Mapping[str, Store], *, modules: Collection[str]) -> None:
+        """Use a folder, which may hold checkpoints of an earlier process.
+
+        Args:
+            folder: created when the first checkpoint is written; the stores write into it too.
+            stores: what the clients keep, by name.
+            modules: whose NamedTuples the server state may hold, see :func:`readable_modules`.
+        """
+        self.folder = folder
+        self._stores = stores
+        self._modules = modules
+        self._files: dict[int, dict[str, set[int]]] = {}
+        """By the round of a checkpoint: the numbers of the files of each store that it needs."""
+        self._is_open = False
+        """Whether it is known which checkpoints there are."""
+
+    def save(self, state: RunState, notes: Mapping[str, Any]) -> None:
+        """Write a checkpoint, and remove all but the last two.
+
+        Args:
+            state: of the run after a round.
+            notes: anything that is to come back with it, ready for JSON.
+
+        Raises:
+            RunError: a file cannot be written, or a state cannot be stored.
+        """
+        self._make_folder()
+        committed = {name: store.commit() for name, store in self._stores.items()}
+        try:
+            data = encode(_content(state, committed), modules=self._modules)
+        except TypeError as reason:
+            raise RunError(f"the server state cannot be stored in a checkpoint: {reason}.") from reason
+        _write_synchronized(self._content_path(state.round), data)
+        manifest = {
+            "version": CHECKPOINT_VERSION,
+            "round": state.round,
+            "client_rounds": state.client_rounds,
+            "rounds_without_update": state.rounds_without_update,
+            "content": FileDigest(len(data), hashlib.sha256(data).hexdigest()),
+            "stores": {name: content.files for name, content in committed.items()},
+            "notes": notes,
+        }
+        write_whole(self._manifest_path(state.round), _signed(manifest))
+        self._files[state.round] = {name: set(content.files) for name, content in committed.items()}
+        self.keep(_KEPT)
+
+    def keep(self, count: int) -> None:
+        """Remove all but the last checkpoints.
+
+        Raises:
+            RunError: a file cannot be removed.
+        """
+        rounds = sorted(self._files)
+        for round in rounds[: len(rounds) - count]:
+            del self._files[round]
+            self._remove(round)
+        for name, store in self._stores.items():
+            store.keep(number for files in self._files.values() for number in files[name])
+
+    def close(self) -> None:
+        """Remove files that no checkpoint needs, as far as possible; the stores cannot be used any more."""
+        if self._is_open:
+            with contextlib.suppress(RunError):
+                self.keep(_KEPT)
+                self._remove_unfinished()
+        for store in self._stores.values():
+            store.close()
+
+    def restore(self, objection: Callable[[Any], str]) -> tuple[Restored | None, list[str]]:
+        """Go back to the last checkpoint that can be used: fill the stores, and remove what came after it.
+
+        Args:
+            objection: is given what the notes of a checkpoint hold under ``records``; returns why it cannot be used, or
+                an empty string.
+
+        Returns:
+            What the checkpoint gives back, or None if none can be used, and why later ones were not used.
+
+        Raises:
+            RunError: a file cannot be removed, or what is left of the checkpoints cannot be read at the moment.
+        """
+        problems = []
+        unreadable = ""
+        rounds = sorted((int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdecimal()), reverse=True)
+        for position, round in enumerate(rounds):
+            try:
+                checkpoint = self._read(round)
+                problem = objection(checkpoint.restored.notes.get("records"))
+            except _UnreadableError as reason:
+                problem = reason.message
+                unreadable = problem
+            except DataError as reason:
+                problem = reason.message
+            if problem:
+                problems.append(problem)
+                continue
+            self._use(round, checkpoint, rounds[position + 1 :])
+            self._is_open = True
+            return checkpoint.restored, problems
+        if unreadable:  # what cannot be read may not be damaged
+            raise RunError(f"no checkpoint can be used: {unreadable}", path=str(self.folder))
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._is_open = True
+        return None, problems
+
+    def _use(self, round: int, checkpoint: _Checkpoint, older: Iterable[int]) -> None:
+        """Fill the stores from a checkpoint, and keep one older checkpoint that seems whole."""
+        also: dict[str, dict[int, FileDigest]] = {name: {} for name in self._stores}
+        self._files = {round: {name: set(content.files) for name, content in checkpoint.stores.items()}}
+        for other in older:
+            try:
+                manifest = _read_manifest(self._manifest_path(other))
+                also = {name: _files_of(manifest, name) for name in self._stores}
+            except (DataError, *_UNEXPECTED):
+                continue
+            self._files[other] = {name: set(files) for name, files in also.items()}
+            break
+        for name, store in self._stores.items():
+            store.reopen(checkpoint.stores[name], also[name])
+        self._remove_unfinished()
+
+    def _read(self, round: int) -> _Checkpoint:
+        """Read a checkpoint and check everything that it names.
+
+        Raises:
+            DataError: something is wrong with it.
+        """
+        path = self._manifest_path(round)
+        manifest = _read_manifest(path)
+        try:
+            content = self._read_content(round, _digest(manifest["content"]))
+            stores = {}
+            for name, store in self._stores.items():
+                files = _files_of(manifest, name)
+                for number, digest in files.items():
+                    _check_file(store.path(number), digest)
+                stores[name] = Committed(_to_places(content["stores"][name], files), files)
+            state = RunState(
+                server=content["server"],
+                round=round,
+                client_rounds=int(manifest["client_rounds"]),
+                participated=frozenset(content["participated"].tolist()),
+                rounds_without_update=int(manifest["rounds_without_update"]),
+                failing=frozenset(content["failing"].tolist()),
+            )
+            if manifest["round"] != round:
+                raise _damaged(path, f"it is of round {manifest['round']!r:.40}")
+            return _Checkpoint(Restored(state, dict(manifest["notes"])), stores)
+        except _UNEXPECTED as reason:
+            raise _damaged(path, f"{type(reason).__name__}: {reason}") from reason
+
+    def _read_content(self, round: int, digest: FileDigest) -> Any:
+        """Read the tensors of a checkpoint.
+
+        Raises:
+            DataError: something is wrong with them.
+        """
+        path = self._content_path(round)
+        _check_file(path, digest)
+        try:
+            return decode(path.read_bytes(), modules=self._modules)
+        except DataError as reason:
+            raise _damaged(path, reason.message) from reason
+
+    def _make_folder(self) -> None:
+        if self.folder.is_dir():
+            return
+        try:
+            self.folder.mkdir(parents=True)
+            synchronize_folder(self.folder.parent)
+        except OSError as reason:
+            raise unwritable(self.folder, reason) from reason
+
+    def _remove_unfinished(self) -> None:
+        """Remove checkpoints that were not written to their end, or cannot be used."""
+        found = {int(path.stem) for path in self.folder.glob("*") if path.stem.isdecimal()}
+        for round in found.difference(self._files):
+            self._remove(round)
+
+    def _remove(self, round: int) -> None:
+        """Remove the two files of a checkpoint, the manifest first."""
+        for path in (self._manifest_path(round), self._content_path(round)):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as reason:
+                raise unwritable(path, reason) from reason
+
+    def _manifest_path(self, round: int) -> Path:
+        return self.folder / f"{round:06d}.json"
+
+    def _content_path(self, round: int) -> Path:
+        return self.folder / f"{round:06d}.safetensors"
+
+
+def readable_modules(algorithm: Algorithm[Any, Any, Any]) -> frozenset[str]:
+    """Return the modules whose NamedTuples can be read back from a checkpoint.
+
+    They are the package, the modules of the algorithm and of its bases, and the modules that those import.
+    """
+    found = {"fedtailor"}
+    for cls in type(algorithm).__mro__:
+        module = sys.modules.get(cls.__module__)
+        if module is None or not issubclass(cls, Algorithm):
+            continue
+        found.add(cls.__module__)
+        for value in vars(module).values():
+            if isinstance(value, ModuleType):
+                found.add(value.__name__)
+            elif isinstance(value, type):
+                found.add(value.__module__)
+    return frozenset(found)
+
+
+def _content(state: RunState, committed: Mapping[str, Committed]) -> dict[str, Any]:
+    """Return the tensors of a checkpoint."""
+    return {
+        "server": state.server,
+        "participated": torch.tensor(sorted(state.participated), dtype=torch.int64),
+        "failing": torch.tensor(sorted(state.failing), dtype=torch.int64),
+        "stores": {name: _to_tensor(content.places) for name, content in committed.items()},
+    }
+
+
+def _to_tensor(places: Mapping[int, Place]) -> Tensor:
+    """Return places by client as rows (clients, 4): client, file, start, length."""
+    return torch.tensor([(client, *place) for client, place in places.items()], dtype=torch.int64).view(-1, 4)
+
+
+def _to_places(rows: Tensor, files: Mapping[int, FileDigest]) -> dict[int, Place]:
+    """Return the places that :func:`_to_tensor` wrote.
+
+    Raises:
+        ValueError: a place is not in a file.
+    """
+    places = {client: Place(file, start, length) for client, file, start, length in rows.tolist()}
+    for place in places.values():
+        if place.file not in files or min(place) < 0 or place.start + place.length > files[place.file].size:
+            raise ValueError(f"{place} is in no file")
+    return places
+
+
+def _signed(manifest: Mapping[str, Any]) -> str:
+    """Return a manifest as JSON that ends with its own SHA-256."""
+    plain = json.loads(to_json(manifest))
+    return to_json({**plain, "sha256": hashlib.sha256(to_json(plain).encode()).hexdigest()}) + "\n"
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Read a manifest.
+
+    Raises:
+        DataError: it cannot be read, or is not what was written.
+    """
+    if not path.is_file():
+        raise _damaged(path, "it is not a file")
+    try:
+        text = path.read_text(encoding="utf-8")
+        manifest = json.loads(text)
+        del manifest["sha256"]
+        if _signed(manifest) != text:
+            raise ValueError("its SHA-256 does not match")
+    except OSError as reason:
+        raise _unreadable(path, reason) from reason
+    except _UNEXPECTED as reason:
+        raise _damaged(path, str(reason)) from reason
+    if manifest.get("version") != CHECKPOINT_VERSION:
+        found = f"{manifest.get('version')!r:.40}"
+        raise _damaged(path, f"it is of version {found}, and this program reads version {CHECKPOINT_VERSION}")
+    return dict(manifest)
+
+
+def _files_of(manifest: Mapping[str, Any], name: str) -> dict[int, FileDigest]:
+    """Return the files of a store that a manifest names."""
+    return {int(number): _digest(digest) for number, digest in manifest["stores"][name].items()}
+
+
+def _digest(record: Any) -> FileDigest:
+    size, sha256 = record
+    return FileDigest(int(size), str(sha256))
+
+
+def _check_file(path: Path, digest: FileDigest) -> None:
+    """Check a file against its size and SHA-256.
+
+    Raises:
+        DataError: it cannot be read, or is not what was written.
+    """
+    found = hashlib.sha256()
+    try:
+        size = path.stat().st_size
+        if size != digest.size:
+            raise _damaged(path, f"it has {size} bytes instead of {digest.size}")
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                found.update(block)
+    except FileNotFoundError as reason:
+        raise _damaged(path, "it is missing") from reason
+    except OSError as reason:
+        raise _unreadable(path, reason) from reason
+    if found.hexdigest() != digest.sha256:
+        raise _damaged(path, "its SHA-256 does not match")
+
+
+def _write_synchronized(path: Path, data: bytes) -> None:
+    """Write a file that nothing refers to yet, and synchronize it."""
+    try:
+        with path.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as reason:
+        discard(path)
+        raise unwritable(path, reason) from reason
+
+
+def _unreadable(path: Path, reason: OSError) -> _UnreadableError:
+    return _UnreadableError(f"cannot read '{path}': {reason.strerror or reason}.", path=str(path))
+
+
+def _damaged(path: Path, reason: str) -> DataError:
+    return DataError(f"'{path}' is damaged: {reason.rstrip('.')}.", path=str(path))
