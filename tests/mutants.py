@@ -408,7 +408,7 @@ MUTANTS = {
     Assigns: ["does not run", "cannot assign to field 'last'", "mutants.py, line LINE, change"],
     Stands: ["Personal models learn nothing", "aggregate"],
     Untrained: ["Models of clients that never took part in training are not trained", "onboard"],
-    OtherOnboarding: ["OtherOnboarding does not run", "onboard must return Onboarded(state, steps), got dict"],
+    OtherOnboarding: ["Round 1, client 7", "onboard must return Onboarded(state, steps), got dict"],
     UndeclaredDownload: ["broadcast returns 'rounds' of shape ()", "messages declares no such field"],
     NotSentDown: ["messages declares that clients receive a value of shape ()", "broadcast does not return one"],
     SameSeed: ["With another seed, client 0 (1 training example) gets the same personal model"],

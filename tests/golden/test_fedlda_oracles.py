@@ -193,12 +193,8 @@ def test_a_run_without_a_classifier_stops_with_a_sentence(recorder):
     """With momentum 0 and as many examples as features, the covariance of features is singular from the first round."""
     federation = harness.make_federation(([0, 1, 2], [1, 2, 0]))
     algorithm = FedLDA.from_preset("paper", momentum=0.0, training=Training(lr=0.1, epochs=1))
-    with pytest.raises(RunError, match=r"round 4: none of the work of the 2 clients can be used; .* not finite"):
+    with pytest.raises(RunError, match=r"round 1: none of the work of the 2 clients can be used; .* not recorded"):
         recorder.run(algorithm, federation, rounds=9)
-    kinds = [[(event["kind"], event["client"]) for event in report.events] for report in recorder.reports]
-    unusable = [("failed", 0), ("failed", 1)]  # the final model of each, which is scored and not kept
-    left_out = [("quarantine", 0), ("quarantine", 1)]
-    assert kinds == [unusable, left_out + unusable, left_out + unusable]
     (sentence,) = algorithm.warnings(harness.task())
     assert "not positive definite" in sentence and FedLDA().warnings(harness.task()) == []
 

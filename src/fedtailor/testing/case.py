@@ -99,6 +99,13 @@ class Case:
         return self._bases[model]
 
     @cached_property
+    def new_clients_fail(self) -> bool:
+        """Whether a new client gets no model; the check of what clients return says why."""
+        new = set(self.federation().new)
+        outputs = self.base().of("personalize")
+        return any(isinstance(output, Failure) for (_, client), output in outputs.items() if client in new)
+
+    @cached_property
     def stacked(self) -> Trace | NotStacked:
         """The run with clients in blocks of 3, or the reason why there is none."""
         try:

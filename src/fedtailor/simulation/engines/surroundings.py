@@ -27,6 +27,8 @@ class Settings(NamedTuple):
     warn_only: bool
     precision: str
     mkldnn: bool
+    mkldnn_precision: str
+    """Of matrix products; setting ``precision`` changes it."""
     anomalies: bool
     """Whether PyTorch looks for values that are not finite in every gradient."""
 
@@ -39,6 +41,7 @@ class Settings(NamedTuple):
             warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
             precision=torch.get_float32_matmul_precision(),
             mkldnn=bool(torch.backends.mkldnn.enabled),
+            mkldnn_precision=_mkldnn_products().fp32_precision,
             anomalies=torch.is_anomaly_enabled(),
         )
 
@@ -48,7 +51,13 @@ class Settings(NamedTuple):
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
         torch.set_float32_matmul_precision(self.precision)
         torch.backends.mkldnn.enabled = self.mkldnn  # type: ignore[assignment]
+        _mkldnn_products().fp32_precision = self.mkldnn_precision
         torch.set_anomaly_enabled(self.anomalies)
+
+
+def _mkldnn_products() -> Any:
+    """Return the settings of matrix products in mkldnn, which PyTorch's types do not know."""
+    return torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
 def import_path() -> tuple[str, ...]:
@@ -124,6 +133,7 @@ def thread_restored() -> Iterator[None]:
     modes = torch._C._len_torch_function_stack()
     autocast = torch.is_autocast_enabled("cpu")
     autocast_type = torch.get_autocast_dtype("cpu")
+    autocast_level = _autocast_level()
     flushes = _flushes_denormals()
     try:
         with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
@@ -136,9 +146,18 @@ def thread_restored() -> Iterator[None]:
         if (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) != (autocast, autocast_type):
             torch.set_autocast_enabled("cpu", autocast)
             torch.set_autocast_dtype("cpu", autocast_type)
+        if _autocast_level() != autocast_level:  # rounded copies of parameters would stay in use
+            for _ in range(_autocast_level() - autocast_level):
+                torch.autocast_decrement_nesting()
             torch.clear_autocast_cache()
         if _flushes_denormals() != flushes:
             torch.set_flush_denormal(flushes)
+
+
+def _autocast_level() -> int:
+    """Return how many contexts of autocast this thread is in."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
 
 
 class _RandomStates:
