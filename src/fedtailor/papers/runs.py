@@ -12,6 +12,7 @@ from fedtailor.experiment.records import Run, read_run
 from fedtailor.experiment.run import run, unused_folder
 from fedtailor.papers.records import Record, make_record
 from fedtailor.papers.tables import Cell
+from fedtailor.papers.training import training_metrics
 
 
 def default_folder(cell: Cell) -> Path:
@@ -44,7 +45,9 @@ def run_cell(
     result = run(make_config(cell.values, given), out=folder, progress=progress)
     provenance = json.loads((folder / "provenance.json").read_bytes())
     record = make_record(cell, result, provenance)
-    record["by_client"] = scores_by_client(read_run(folder))
+    finished = read_run(folder)
+    record["by_client"] = scores_by_client(finished)
+    record["training"] = training_metrics(finished)
     return record
 
 
