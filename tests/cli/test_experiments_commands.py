@@ -9,7 +9,7 @@ import pytest
 from fedtailor.cli.experiments import experiments_app
 from fedtailor.cli.main import main
 
-COMMANDS = ("list", "show", "run", "compare", "difference")
+COMMANDS = ("list", "show", "run", "compare", "difference", "figures")
 
 PAPER = """
 [paper]

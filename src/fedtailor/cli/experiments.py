@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from fedtailor.cli.options import DataDir, Debug, Json, whole_number
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.shell import Interrupted, guarded, print_json
-from fedtailor.core.errors import DataError, FedtailorError, RunError, UsageError
+from fedtailor.core.errors import ConfigError, DataError, FedtailorError, RunError, UsageError
 
 if TYPE_CHECKING:
     from fedtailor.papers.tables import Cell, Paper
@@ -244,6 +245,49 @@ def difference_(
         print_json(record)
     else:
         show_difference(record)
+
+
+@experiments_app.command(cls=Command)
+def figures(
+    paper: PaperName,
+    out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder to make (default: figures-PAPER).")] = "",
+    ending: Annotated[str, typer.Option(metavar="ENDING", help="Kind of the pictures: html, png or svg.")] = "html",
+    results: Results = "",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Draw the figures of a paper that the records can give, and list the others."""
+    from fedtailor.cli.show.experiments import show_figures
+    from fedtailor.core.errors import find_name
+    from fedtailor.papers.figures import FIGURES, MISSING, draw
+    from fedtailor.papers.records import read_records, unused
+    from fedtailor.papers.tables import load_paper
+
+    loaded = load_paper(paper)
+    ending = find_name("ending", ending, ("html", "png", "svg"), key="ending")
+    folder = Path(out or f"figures-{loaded.name}")
+    if os.path.lexists(folder):
+        message = f"'{folder}' already exists and is never overwritten. Choose another folder with --out."
+        raise ConfigError(message, key="out", allowed="a name that does not exist", got=str(folder))
+    records = read_records(_results_folder(results), loaded.name)
+    stale = unused(loaded, records)
+    records = [record for record in records if record not in stale]
+    entries = []
+    for figure in FIGURES.get(loaded.name, ()):
+        picture = draw(loaded, figure, records)
+        path = folder / f"{figure.name}.{ending}"
+        if picture is not None:
+            from fedtailor.data.plot import save
+
+            folder.mkdir(parents=True, exist_ok=True)
+            save(picture, path)
+        drawn = None if picture is None else str(path)
+        entries.append({"figure": figure.number, "title": figure.title, "path": drawn})
+    others = [{"figure": number, "shows": text} for number, text in MISSING.get(loaded.name, {}).items()]
+    if json:
+        print_json({"paper": loaded.name, "figures": entries, "not_from_records": others})
+    else:
+        show_figures(entries, others)
 
 
 def _results_folder(given: str) -> Path:

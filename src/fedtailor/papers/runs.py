@@ -20,6 +20,7 @@ from fedtailor.experiment.run import run, unused_folder
 from fedtailor.experiment.summary import evaluation_name
 from fedtailor.papers.records import Record, make_record
 from fedtailor.papers.tables import Cell
+from fedtailor.papers.training import training_metrics
 
 _EVALUATIONS = 10
 """Evaluations of global and local models in a run."""
@@ -123,6 +124,7 @@ def run_cell(
         "cpu_seconds": None if resumed else cpu,  # what an earlier process took is not known
         "curve": learning_curve(finished),
         "by_client": scores_by_client(finished),
+        "training": training_metrics(finished),
     }
 
 

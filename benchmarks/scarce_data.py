@@ -1,0 +1,268 @@
+"""Few examples per client: which class prior and ridge pFedFDA needs, and how many epochs of fine-tuning FedAvg-FT.
+
+    python benchmarks/scarce_data.py --data-dir DIR [--world NAME ...] [--list]
+    python benchmarks/scarce_data.py --table [--world NAME ...]
+
+The command runs what has no record yet, and writes one record per run to results/scarce_data. It can be stopped at any
+time. A setting is selected on validation examples, a fifth of each client's few training examples, by the accuracy over
+all of them, the mean of three seeds: pFedFDA's prior with the default ridge, its ridge with the default prior and with
+the selected one, and FedAvg-FT's epochs. The records of these runs hold no test scores. The selected settings and the
+defaults are then trained on all training examples and tested once. Seeds vary the division of the data, the initial
+model and the cohorts. Intervals are 95 % t intervals over the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedtailor.core.errors import FedtailorError
+from fedtailor.experiment.demo import SETTINGS as DEMO
+from train_step import machine
+
+RESULTS = Path(__file__).parent / "results" / "scarce_data"
+SEEDS = (0, 1, 2)
+STAGES = ("select", "test")
+
+_IMAGES: dict[str, Any] = {
+    "data": {"partition": "dirichlet(alpha=0.5, min_size=62.5)", "clients": 100},
+    "training": {"lr": 0.01, "momentum": 0.5, "weight_decay": 5e-4, "epochs": 5, "batch_size": 50},
+    "federation": {"participation": 0.3, "full_last_round": True},
+}
+"""Training as in the experiments of pFedFDA, with fewer rounds."""
+
+
+def _world(dataset: str, model: str, rounds: int, fraction: float) -> dict[str, Any]:
+    """Return a tenth of the paper's rounds on a fraction of the training examples of 100 clients."""
+    return {
+        "data": {**_IMAGES["data"], "dataset": dataset, "fraction": fraction},
+        "model": {"name": model},
+        "training": _IMAGES["training"],
+        "federation": {**_IMAGES["federation"], "rounds": rounds},
+    }
+
+
+FRACTIONS = {"5": 0.05, "10": 0.1, "25": 0.25}
+
+WORLDS: dict[str, dict[str, Any]] = {
+    "digits-25": DEMO,
+    **{f"fashion_mnist-{name}": _world("fashion_mnist", "emnist_cnn", 20, size) for name, size in FRACTIONS.items()},
+    **{f"cifar10-{name}": _world("cifar10", "cifar_cnn", 40, size) for name, size in FRACTIONS.items()},
+}
+"""The data sets with the percentage of the training examples that clients keep."""
+
+RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01)
+PRIORS: dict[str, dict[str, Any]] = {
+    "floor0.0001": {},
+    "floor0.01": {"prior_smoothing": 0.01},
+    "floor0.1": {"prior_smoothing": 0.1},
+    "count0.3": {"prior": "pseudo_count", "prior_smoothing": 0.3},
+    "count1": {"prior": "pseudo_count", "prior_smoothing": 1.0},
+    "count3": {"prior": "pseudo_count", "prior_smoothing": 3.0},
+    "blend": {"prior": "blend"},
+}
+EPOCHS = (1, 2, 5, 10, 20)
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    **{
+        f"pfedfda-{name}-ridge{ridge:g}": {"name": "pfedfda", **prior, "cov_ridge": ridge}
+        for name, prior in PRIORS.items()
+        for ridge in RIDGES
+    },
+    **{f"fedavg_ft-epochs{epochs}": {"name": "fedavg_ft", "finetune_epochs": epochs} for epochs in EPOCHS},
+}
+"""Options of the algorithms."""
+
+DEFAULTS = ("pfedfda-floor0.0001-ridge1", "fedavg_ft-epochs5")
+
+
+class Run(NamedTuple):
+    """One run, which has one record."""
+
+    world: str
+    setting: str
+    stage: str
+    seed: int
+
+    @property
+    def path(self) -> Path:
+        """The file of the record."""
+        return RESULTS / f"{self.world}-{self.setting}-{self.stage}-seed{self.seed}.json"
+
+
+def configuration(run: Run, data_dir: str) -> dict[str, Any]:
+    """Return the configuration of a run."""
+    world = WORLDS[run.world]
+    data = {**world["data"], "seed": "run", "val_fraction": 0.2 if run.stage == "select" else 0.0, "dir": data_dir}
+    algorithm = SETTINGS[run.setting]
+    return {**world, "seed": run.seed, "data": data, "algorithm": algorithm, "engine": {"name": "workers"}}
+
+
+def make_record(run: Run, data_dir: str) -> dict[str, Any]:
+    """Make a run and return its record."""
+    from fedtailor.experiment import run as experiment
+    from fedtailor.experiment.config import make_config
+    from fedtailor.experiment.records import read_run
+
+    about = machine()
+    with tempfile.TemporaryDirectory() as folder:
+        result = experiment.run(make_config(configuration(run, data_dir)), out=Path(folder) / "run")
+        written = read_run(Path(folder) / "run")
+    points = ("validation",) if run.stage == "select" else ("global", "personalized")
+    final = [line["diagnostics"] for line in written.clients if "diagnostics" in line]
+    about["load_after"] = os.getloadavg()[0]
+    return {
+        "benchmark": "scarce_data",
+        **run._asdict(),
+        "algorithm": SETTINGS[run.setting],
+        "accuracy": {point: result["metrics"][point]["accuracy"] for point in points},
+        "examples": {point: result["metrics"][point]["examples"] for point in points},
+        "diagnostics": {name: _mean([line[name] for line in final]) for name in final[0]},
+        "events": result["events"],
+        "seconds": result["seconds"],
+        "machine": about,
+        "provenance": {
+            "commit": written.provenance["commit"],
+            "versions": written.provenance["versions"],
+            "data_sha256": written.provenance["data"]["sha256"],
+            "split_sha256": written.provenance["split_sha256"],
+        },
+    }
+
+
+def searches(world: str) -> dict[str, list[str]]:
+    """Return what is selected, and from which settings: the ridge with the selected prior once that is known."""
+    priors = [f"pfedfda-{name}-ridge1" for name in PRIORS]
+    found = {
+        "pFedFDA, prior": priors,
+        "pFedFDA, ridge": [f"pfedfda-floor0.0001-ridge{ridge:g}" for ridge in RIDGES],
+        "FedAvg-FT, epochs": [f"fedavg_ft-epochs{epochs}" for epochs in EPOCHS],
+    }
+    prior = selected(world, priors)
+    if prior is not None:
+        found["pFedFDA, ridge with that prior"] = [f"{prior.removesuffix('1')}{ridge:g}" for ridge in RIDGES]
+    return found
+
+
+def planned(world: str) -> list[Run]:
+    """Return the runs of a world in their order, as far as they follow from the records that are there."""
+    settings = dict.fromkeys(setting for search in searches(world).values() for setting in search)
+    runs = [Run(world, setting, "select", seed) for setting in settings for seed in SEEDS]
+    return runs + [Run(world, setting, "test", seed) for setting in tested(world) for seed in SEEDS]
+
+
+def tested(world: str) -> list[str]:
+    """Return the settings to test: the defaults, and the selected ones once all scores are there."""
+    chosen = [selected(world, settings) for settings in searches(world).values()]
+    return list(dict.fromkeys([*DEFAULTS, *(setting for setting in chosen if setting)])) if all(chosen) else []
+
+
+def selected(world: str, settings: list[str]) -> str | None:
+    """Return the setting with the best validation accuracy, the mean over seeds; None if a record is missing."""
+    means = {}
+    for setting in settings:
+        scores = accuracies(world, setting, "select", "validation", "pooled")
+        if scores is None:
+            return None
+        means[setting] = _mean(scores)
+    return max(means, key=lambda setting: means[setting])
+
+
+def accuracies(world: str, setting: str, stage: str, point: str, figure: str) -> list[float] | None:
+    """Return a figure of every seed; None if a record is missing."""
+    paths = [Run(world, setting, stage, seed).path for seed in SEEDS]
+    if not all(path.exists() for path in paths):
+        return None
+    return [json.loads(path.read_text())["accuracy"][point][figure] for path in paths]
+
+
+def table(world: str) -> str:
+    """Return the results of a world in Markdown: validation scores of all settings, test scores of the selected."""
+    lines = [f"### {world}", "", "| setting | validation, pooled | minus default |", "|---|---|---|"]
+    for setting in SETTINGS:
+        scores = accuracies(world, setting, "select", "validation", "pooled")
+        base = accuracies(world, _default_of(setting), "select", "validation", "pooled")
+        if scores and base:
+            lines.append(f"| {setting} | {_with_interval(scores)} | {_difference(scores, base)} |")
+    lines += ["", "| setting | selected for | test, mean | minus default | worst tenth | global model |"]
+    lines.append("|---|---|---|---|---|---|")
+    for setting in tested(world):
+        scores = accuracies(world, setting, "test", "personalized", "mean")
+        base = accuracies(world, _default_of(setting), "test", "personalized", "mean")
+        if scores and base:
+            names = [name for name, settings in searches(world).items() if selected(world, settings) == setting]
+            others = [
+                _with_interval(accuracies(world, setting, "test", point, figure) or [])
+                for point, figure in (("personalized", "worst10"), ("global", "mean"))
+            ]
+            cells = [setting, "; ".join(names) or "-", _with_interval(scores), _difference(scores, base), *others]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _default_of(setting: str) -> str:
+    """Return the default setting of the algorithm of a setting."""
+    return next(default for default in DEFAULTS if default.split("-")[0] == setting.split("-")[0])
+
+
+def _difference(scores: list[float], base: list[float]) -> str:
+    """Return the difference of two settings over seeds, in points."""
+    return "-" if scores == base else _with_interval([a - b for a, b in zip(scores, base, strict=True)], sign="+")
+
+
+def _with_interval(fractions: list[float], sign: str = "") -> str:
+    """Return a mean and half the width of its interval, in percent."""
+    from scipy.stats import t
+
+    center = _mean(fractions)
+    deviation = math.sqrt(sum((value - center) ** 2 for value in fractions) / (len(fractions) - 1))
+    half_width = t.ppf(0.975, len(fractions) - 1) * deviation / math.sqrt(len(fractions))
+    return f"{100 * center:{sign}.1f} ± {100 * half_width:.1f}"
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def main() -> None:
+    """Parse the command line, and run what has no record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", default=os.environ.get("FEDTAILOR_DATA", ""), help="folder of the data sets")
+    parser.add_argument("--world", nargs="*", choices=WORLDS, default=list(WORLDS), help="only these")
+    parser.add_argument("--list", action="store_true", help="list the runs and whether they have a record")
+    parser.add_argument("--table", action="store_true", help="print the results as Markdown")
+    arguments = parser.parse_args()
+    if arguments.table:
+        print("\n\n".join(table(world) for world in arguments.world))
+    elif arguments.list:
+        for run in itertools.chain.from_iterable(map(planned, arguments.world)):
+            print(f"{run.path.stem:70} {'recorded' if run.path.exists() else 'missing'}")
+    else:
+        try:
+            run_missing(arguments.world, arguments.data_dir)
+        except FedtailorError as error:
+            parser.exit(2, f"{parser.prog}: error: {error.message}\n")
+
+
+def run_missing(worlds: list[str], data_dir: str) -> None:
+    """Run what has no record; runs that follow from others are planned once those are done."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for world in worlds:
+        while missing := [run for run in planned(world) if not run.path.exists()]:
+            for run in missing:
+                record = make_record(run, data_dir)
+                temporary = run.path.with_suffix(".tmp")
+                temporary.write_text(json.dumps(record, indent=1) + "\n")
+                temporary.replace(run.path)
+                print(f"{run.path.stem}: {record['seconds']['total']:.0f} s", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
