@@ -38,5 +38,5 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel):
 def test_readme_names_the_wheel_and_its_size(wheel):
     readme = (ROOT / "README.md").read_text()
     assert wheel.name in readme
-    (megabytes,) = re.findall(r"The wheel has ([\d.]+) MB", readme)
+    (megabytes,) = re.findall(r"The wheel is ([\d.]+) MB", readme)
     assert wheel.stat().st_size / 1e6 == pytest.approx(float(megabytes), abs=0.06)

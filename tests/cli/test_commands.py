@@ -266,10 +266,10 @@ def test_clients_left_out_are_not_passed_over_in_silence(folder, capsys, one_cli
     assert last == "note: 1 of 4 clients never trained, or none of their results could be used."
     assert lines[-1] == "warning: uploads left out: 3, failures: 0; see events.jsonl in one"
     run = fedtailor.read_run("one")
-    assert run.result["events"] == {"quarantine": 3, "failed": 0, "absent": 0, "skipped": 0}
+    assert run.result["events"] == {"quarantine": 3, "failed": 0, "absent": 0, "skipped": 0, "repeated": 0}
     assert [run.model(client)[1]["participated"] for client in range(4)] == [True, False, True, True]
     code, out, _ = outcome([*command, "--seeds", "0,1", "--json", "--out", "two"], capsys)
-    assert json.loads(out)["events"] == {"quarantine": 6, "failed": 0, "absent": 0, "skipped": 0}
+    assert json.loads(out)["events"] == {"quarantine": 6, "failed": 0, "absent": 0, "skipped": 0, "repeated": 0}
     assert "rounds_done" not in fedtailor.read_run("two").status
 
 
@@ -289,7 +289,13 @@ def test_a_client_that_raises_is_said_to_have_failed(folder, capsys, monkeypatch
     reason = "local_update: ArithmeticError: no luck"
     assert f"note: round 1: 1 client failed (client 1: {reason})" in err.splitlines()
     assert err.splitlines()[-1] == "warning: uploads left out: 0, failures: 1; see events.jsonl in one"
-    assert fedtailor.read_run("one").result["events"] == {"quarantine": 0, "failed": 1, "absent": 0, "skipped": 0}
+    assert fedtailor.read_run("one").result["events"] == {
+        "quarantine": 0,
+        "failed": 1,
+        "absent": 0,
+        "skipped": 0,
+        "repeated": 0,
+    }
 
 
 def test_who_took_part_is_who_trained(folder):

@@ -52,14 +52,6 @@ print([name for name in {HEAVY!r} if name in sys.modules], code, file=sys.stderr
     assert "Usage" in done.stdout
 
 
-@pytest.fixture(autouse=True)
-def _processes_hear_ctrl_c():
-    """Where tests run in the background, the shell lets them ignore it, and the processes that they start too."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def test_every_command_is_covered_here():
     from fedtailor.cli.main import app
 

@@ -92,4 +92,5 @@ def test_recorded_steps_give_the_same_bits(algorithm, model, monkeypatch):
     original = StepGraph.replay
     monkeypatch.setattr(StepGraph, "replay", lambda recording: replays.append(original(recording)))
     assert_same_runs(plain, run(build(algorithm), Workers(1), small_federation(model)))
-    assert len(replays) > replay._TRIALS  # some were not trials
+    if model != "cnn":  # steps with convolutions are as fast without a recording
+        assert len(replays) > replay._TRIALS  # some were not trials

@@ -428,6 +428,50 @@ def test_an_upload_that_cannot_be_checked_is_a_problem(upload):
     assert found is not None and str(found)
 
 
+COUNTED = {
+    "model": Field(kind="model", shapes=(2,)),
+    "means": Field(kind="class_means", shapes=(3, 2), weight="class_counts"),
+    "labels": Field(kind="counts", shapes=(3,), reduction="sum"),
+}
+
+
+def counted(weight=5.0, counts=(3.0, 0.0, 2.0), labels=(3.0, 0.0, 2.0), value=0.0):
+    """Return an upload of a client with five training examples."""
+    return {
+        "model": Mean(torch.full((2,), value), torch.tensor(weight)),
+        "means": Mean(torch.zeros(3, 2), torch.tensor(counts)),
+        "labels": Sum(torch.tensor(labels)),
+    }
+
+
+def test_weights_and_counts_agree_with_what_the_server_knows():
+    assert problem_with(counted(), COUNTED, num_train=5) is None
+    assert problem_with(counted(weight=6.0), COUNTED) is None, "the number of examples is not known"
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"weight": 6.0}, "model", "weight is 6, but the client has 5 training examples"),
+        ({"weight": 0.0}, "model", "weight is 0, but the client has 5 training examples"),
+        ({"counts": (3.0, 0.0, 3.0)}, "means", "weight is for 6 examples, but the client has 5"),
+        ({"counts": (2.5, 0.0, 2.5)}, "means", "weight is not the number of examples by class"),
+        ({"labels": (3.0, -1.0, 2.0)}, "labels", "it has values that are no counts"),
+        ({"labels": (2.5, 0.5, 2.0)}, "labels", "it has values that are no counts"),
+        ({"value": -1e31}, "model", "has values beyond 1e+30"),
+    ],
+)
+def test_a_client_cannot_claim_other_numbers_of_examples(change, field, words):
+    found = problem_with(counted(**change), COUNTED, num_train=5)
+    assert found.field == field and words in str(found)
+
+
+def test_large_numbers_of_examples_are_compared_as_float32_holds_them():
+    count = 2**24 + 1
+    upload = {"model": Mean(torch.zeros(2), torch.tensor(float(count)))}
+    assert problem_with(upload, {"model": COUNTED["model"]}, num_train=count) is None
+
+
 def test_a_class_of_the_same_name_is_no_mean():
     upload = {name: Impostor(*entry) if isinstance(entry, Mean) else entry for name, entry in sound().items()}
     assert problem_with(upload, MESSAGES).kind == "reduction"

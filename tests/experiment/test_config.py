@@ -69,6 +69,8 @@ def test_resolved_configurations_are_complete_and_stable():
         "full_last_round": False,
         "train": "cohort",
         "client_timeout": 0.0,
+        "robust": "none",
+        "robust_share": 0.25,
     }
     assert written["evaluation"] == {"every": 2, "personalized_every": 1}
     own = set(type(parts.algorithm).option_names())

@@ -306,6 +306,7 @@ LEAVES = {
     "not a number": poked(float("nan")),
     "infinite": poked(float("inf")),
     "minus infinity": poked(-float("inf")),
+    "beyond all sums": poked(1e35),
     "of half precision": torch.Tensor.half,
     "of double precision": torch.Tensor.double,
     "of whole numbers": torch.Tensor.long,
@@ -344,6 +345,9 @@ WEIGHTS = {
     "a plain number": float,
     "a vector": lambda weight: weight[None],
     "a whole number": torch.Tensor.long,
+    "ten times too large": lambda weight: 10 * weight,
+    "one too large": lambda weight: weight + 1,
+    "zero": torch.zeros_like,
 }
 for _name, _make in WEIGHTS.items():
     fault("quarantine", f"a weight that is {_name}")(with_weight(_make))

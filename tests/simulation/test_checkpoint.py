@@ -45,7 +45,7 @@ class Run:
         self.checkpoints = Checkpoints(folder, self.kept, modules=modules)
 
     def rounds(self, state=None):
-        storage = {**self.kept, "personal": {}}.__getitem__
+        storage = {**self.kept, "trained": {}, "personal": {}}.__getitem__
         federation = make_federation(perceptron())
         return simulate(self.algorithm, federation, Reference(), SCHEDULE, seed=SEED, storage=storage, resume=state)
 

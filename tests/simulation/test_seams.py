@@ -1,15 +1,13 @@
 """The seams of the round loop: runs that stop and resume, and clients of other kinds than those of this process."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
 from federations import make_federation, perceptron
 from fedtailor.algorithms import load_algorithm
-from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core import tree
-from fedtailor.core.errors import RunError
 from fedtailor.core.participation import Participation
 from fedtailor.core.roster import Roster
 from fedtailor.core.schedule import Schedule
@@ -79,33 +77,6 @@ def test_a_finished_run_has_nothing_to_resume():
     clients = LocalClients(algorithm, federation, Reference(), seed=SEED)
     *_, last = federate(algorithm, federation.roster, clients, SCHEDULE, seed=SEED)
     assert list(federate(algorithm, federation.roster, clients, SCHEDULE, seed=SEED, resume=last.state)) == []
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spoiled(FedAvg):
-    """FedAvg whose uploads are not finite from the second round on."""
-
-    def local_update(self, task, download, state, data, key):
-        update = super().local_update(task, download, state, data, key)
-        model = update.upload["model"]
-        spoiled = tree.map(lambda leaf: torch.where(key.round > 1, torch.nan, leaf), model.value)
-        return update._replace(upload={"model": model._replace(value=spoiled)})
-
-
-def test_a_resumed_run_counts_the_rounds_without_update_of_the_first():
-    algorithm = Spoiled(training=Training(lr=0.1, epochs=1, batch_size=5))
-    federation = make_federation(perceptron())
-    trainable = frozenset(federation.roster.trainable_clients)
-    schedule = Schedule(rounds=9)
-    clients = LocalClients(algorithm, federation, Reference(), seed=SEED)
-    rounds = federate(algorithm, federation.roster, clients, schedule, seed=SEED)
-    states = [next(rounds).state for _ in range(3)]
-    assert [state.rounds_without_update for state in states] == [0, 1, 2]
-    assert [state.failing for state in states] == [frozenset(), trainable, trainable]
-    assert [state.client_rounds for state in states] == [len(trainable)] * 3
-    assert [state.participated for state in states] == [trainable] * 3
-    with pytest.raises(RunError, match="round 4: none of the work of the 6 clients can be used"):
-        next(federate(algorithm, federation.roster, clients, schedule, seed=SEED, resume=states[-1]))
 
 
 class Sites:

@@ -163,6 +163,7 @@ class Problem(NamedTuple):
         "weight",
         "state",
         "metric",
+        "round",
     ]
     field: str
     """Name of the field of the upload; empty if the problem is not in a field."""
@@ -172,17 +173,27 @@ class Problem(NamedTuple):
         return f"field '{self.field}': {self.text}" if self.field else self.text
 
 
-def problem_with(upload: Any, messages: Messages) -> Problem | None:
-    """Return why an upload must not be used, or None if it can be; whatever the upload holds is no error."""
+LARGEST_VALUE = 1e30
+"""The largest number of an upload, so that sums over clients stay finite in float32."""
+
+
+def problem_with(upload: Any, messages: Messages, num_train: int | None = None) -> Problem | None:
+    """Return why an upload must not be used, or None if it can be; whatever the upload holds is no error.
+
+    Args:
+        upload: anything.
+        messages: the declaration.
+        num_train: number of the client's training examples, which declared weights must agree with; None: not known.
+    """
     try:
-        return _problem_with_upload(upload, messages)
+        return _problem_with_upload(upload, messages, num_train)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the values of an upload may raise anything when they are looked at
         return Problem("failure", "", f"the upload cannot be checked: {describe_error(error)}")
 
 
-def _problem_with_upload(upload: Any, messages: Messages) -> Problem | None:
+def _problem_with_upload(upload: Any, messages: Messages, num_train: int | None) -> Problem | None:
     """Return what is wrong with an upload."""
     if not isinstance(upload, Mapping):
         return Problem("fields", "", f"the upload is of type {type(upload).__name__}, not a mapping")
@@ -191,13 +202,13 @@ def _problem_with_upload(upload: Any, messages: Messages) -> Problem | None:
         found = sorted(map(str, upload))
         return Problem("fields", "", f"the upload has fields {found} instead of {sorted(expected)}")
     for name, entry in upload.items():
-        problem = _problem_with_entry(name, entry, messages[name])
+        problem = _problem_with_entry(name, entry, messages[name], num_train)
         if problem is not None:
             return problem
     return None
 
 
-def _problem_with_entry(name: str, entry: Mean | Sum | Each, field: Field) -> Problem | None:
+def _problem_with_entry(name: str, entry: Mean | Sum | Each, field: Field, num_train: int | None) -> Problem | None:
     """Return what is wrong with the entry of a field."""
     if type(entry) is not _ENTRIES[field.reduction]:
         return Problem("reduction", name, f"sent as {type(entry).__name__}, declared as {field.reduction}")
@@ -212,7 +223,7 @@ def _problem_with_entry(name: str, entry: Mean | Sum | Each, field: Field) -> Pr
         problem = _problem_with_leaf(name, path, leaf, shapes[path], field)
         if problem is not None:
             return problem
-    return _problem_with_weight(name, entry, field)
+    return _problem_with_weight(name, entry, field, num_train)
 
 
 def _problem_with_leaf(name: str, path: str, leaf: Tensor, shape: tuple[int, ...], field: Field) -> Problem | None:
@@ -228,16 +239,22 @@ def _problem_with_leaf(name: str, path: str, leaf: Tensor, shape: tuple[int, ...
             return Problem("not finite", name, f"{which} has values that are not finite")
         if bool(least < field.low) or bool(most > field.high):
             return Problem("range", name, f"{which} has values outside [{field.low:g}, {field.high:g}]")
+        if max(-float(least), float(most)) > LARGEST_VALUE:
+            return Problem("range", name, f"{which} has values beyond {LARGEST_VALUE:g}")
+    if field.kind == "counts" and not bool(((leaf >= 0) & (leaf == leaf.round())).all()):
+        return Problem("range", name, f"{which} has values that are no counts")
     if field.kind == "covariance" and not _are_covariances(leaf):
         return Problem("covariance", name, f"{which} is not a symmetric positive semi-definite matrix")
     return None
 
 
-def _problem_with_weight(name: str, entry: Mean | Sum | Each, field: Field) -> Problem | None:
+def _problem_with_weight(name: str, entry: Mean | Sum | Each, field: Field, num_train: int | None) -> Problem | None:
     """Return what is wrong with a weight or a row mask: it fits the leading axes of every leaf and the declaration."""
     text = ""
     if isinstance(entry, Mean):
         text = _fault_of_weight("weight", entry.weight, field)
+        if not text and num_train is not None:
+            text = _fault_of_count(entry.weight, field, num_train)
     elif isinstance(entry, Sum) and not isinstance(entry.rows, tuple):
         text = _fault_of_weight("rows", entry.rows, field)
     return Problem("weight", name, text) if text else None
@@ -262,6 +279,19 @@ def _fault_of_weight(what: Literal["weight", "rows"], weight: Any, field: Field)
         return "rows must be 0 or 1"
     if what == "weight" and field.weight == "equal" and not bool((weight == 1).all()):
         return "weight must be 1, as declared"
+    return ""
+
+
+def _fault_of_count(weight: Tensor, field: Field, num_train: int) -> str:
+    """Return in what a weight disagrees with the number of a client's training examples, or an empty string."""
+    expected = float(torch.tensor(float(num_train), dtype=weight.dtype))
+    if field.weight == "num_train" and float(weight) != expected:
+        return f"weight is {float(weight):g}, but the client has {num_train} training examples"
+    if field.weight == "class_counts":
+        if not bool((weight == weight.round()).all()):
+            return "weight is not the number of examples by class"
+        if float(weight.double().sum()) != num_train:
+            return f"weight is for {float(weight.sum()):g} examples, but the client has {num_train}"
     return ""
 
 

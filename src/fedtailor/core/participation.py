@@ -64,8 +64,8 @@ class Participation:
                 got=self.min_clients,
             )
 
-    def cohort(self, seed: int, round: int, rounds: int, population: int) -> Tensor:
-        """Return the ids of a round's clients in increasing order.
+    def cohort(self, seed: int, round: int, rounds: int, population: int, attempt: int = 0) -> Tensor:
+        """Return the ids of a round's clients in increasing order; another attempt at the round is another draw.
 
         Raises:
             RunError: no draw reached ``min_clients``.
@@ -78,7 +78,8 @@ class Participation:
         if self.plan == "all" or (round == rounds and self.full_last_round):
             return torch.arange(population)
         for draw in range(_MOST_DRAWS):
-            key = rng.new_key(seed, round=round, purpose=f"cohort/{draw}")
+            purpose = f"cohort/{draw}" if attempt == 0 else f"cohort/{draw}/attempt/{attempt}"
+            key = rng.new_key(seed, round=round, purpose=purpose)
             words = rng.words(rng.plain(key), population)
             if self.plan == "fixed":
                 return torch.from_numpy(np.sort(np.argsort(words, kind="stable")[: self.count]))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import Range, check_names, check_options
 from fedtailor.core.participation import Participation, parse_participation
 
@@ -13,10 +15,22 @@ if TYPE_CHECKING:
     from fedtailor.core.algorithm import Algorithm
 
 SCHEDULE_KEYS: Mapping[str, tuple[str, ...]] = {
-    "federation": ("rounds", "participation", "min_clients", "full_last_round", "train", "client_timeout"),
+    "federation": (
+        "rounds",
+        "participation",
+        "min_clients",
+        "full_last_round",
+        "train",
+        "client_timeout",
+        "robust",
+        "robust_share",
+    ),
     "evaluation": ("every", "personalized_every"),
 }
 """The two sections of a configuration that hold a schedule, and their keys."""
+
+RobustRule = Literal["none", "norm_clip", "median", "trimmed_mean", "krum"]
+"""How means over clients are protected, see :mod:`fedtailor.core.robust`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +48,10 @@ class Schedule:
     """Who trains: the cohort, or all clients in every round while the cohort uploads; auto: as the method does."""
     client_timeout: Annotated[float, Range(ge=0)] = 0.0
     """Seconds that a client's program may take, on the engine ``processes``; 0: any time."""
+    robust: RobustRule = "none"
+    """How the server protects means over clients from wrong or hostile uploads."""
+    robust_share: Annotated[float, Range(gt=0, lt=0.5)] = 0.25
+    """Share of the clients of a round whose uploads may be wrong; ``trimmed_mean`` and ``krum`` leave out as many."""
     evaluate_every: Annotated[int, Range(ge=0)] = 10
     """Rounds between evaluations of the global model and of local models; 0: after the last round only."""
     personalized_every: Annotated[int, Range(ge=0)] = 0
@@ -47,6 +65,30 @@ class Schedule:
         """Return whether all clients train in every round."""
         who = algorithm.trains if self.train == "auto" else self.train
         return who == "all"
+
+    @property
+    def fewest_uploads(self) -> int:
+        """How many uploads the robust rule needs: with fewer, it could not tell a bad client from the others."""
+        if self.robust in ("trimmed_mean", "krum"):
+            return max(3, math.ceil(1 / self.robust_share))
+        return 1 if self.robust == "none" else 3
+
+    def check(self, num_trainable: int) -> None:
+        """Check the schedule against the clients that can train.
+
+        Raises:
+            ConfigError: a robust rule needs more clients in a round than there are, or than are drawn.
+        """
+        drawn = num_trainable
+        if self.participation.plan == "fixed":
+            drawn = min(drawn, self.participation.count)
+        if self.robust != "none" and self.fewest_uploads > drawn:
+            raise ConfigError(
+                f"federation.robust = '{self.robust}' needs {self.fewest_uploads} clients in a round, got {drawn}.",
+                key="federation.robust",
+                allowed=f"{self.fewest_uploads} clients in a round, or robust = 'none'",
+                got=drawn,
+            )
 
     def due(self, round: int, every: int) -> bool:
         """Return whether an evaluation is due after a round."""
@@ -62,6 +104,8 @@ class Schedule:
                 "full_last_round": self.participation.full_last_round,
                 "train": self.train,
                 "client_timeout": self.client_timeout,
+                "robust": self.robust,
+                "robust_share": self.robust_share,
             },
             "evaluation": {key: getattr(self, name) for key, name in _EVALUATION_FIELDS.items()},
         }
@@ -81,6 +125,7 @@ def read_schedule(federation: Mapping[str, Any], evaluation: Mapping[str, Any]) 
     check_names(evaluation, SCHEDULE_KEYS["evaluation"], section="evaluation")
     limits = {key: federation[key] for key in ("min_clients", "full_last_round") if key in federation}
     participation = parse_participation(federation.get("participation", "all"), **limits)
-    given = {key: federation[key] for key in ("rounds", "train", "client_timeout") if key in federation}
+    own_keys = ("rounds", "train", "client_timeout", "robust", "robust_share")
+    given = {key: federation[key] for key in own_keys if key in federation}
     given |= {_EVALUATION_FIELDS[key]: value for key, value in evaluation.items()}
     return Schedule(participation=participation, **given)

@@ -18,6 +18,7 @@ from fedtailor.data.tensors import to_federation
 from fedtailor.experiment.config import AlgorithmOptions, Config, as_options
 from fedtailor.experiment.preconditions import (
     notes_on_idle_training,
+    notes_on_unprotected_fields,
     refuse_impossible_augmentation,
     refuse_untrainable,
 )
@@ -74,6 +75,7 @@ def assemble(
     refuse_untrainable(config, federation)
     check_tasks(algorithm, federation.roster)
     check_who_trains(algorithm, schedule)
+    schedule.check(len(federation.roster.trainable_clients))
     refuse_impossible_augmentation(algorithm.training, shape)
     choice = choose_engine(config.engine, algorithm, federation, schedule)
     resolved = dataclasses.replace(
@@ -90,6 +92,7 @@ def assemble(
     notes += algorithm.warnings(federation.common_task)
     notes += divided.notes
     notes += notes_on_idle_training(algorithm, federation, schedule)
+    notes += notes_on_unprotected_fields(algorithm, algorithm.bind(federation.common_task), schedule)
     return PreparedRun(resolved, algorithm, federation, choice, divided, notes)
 
 

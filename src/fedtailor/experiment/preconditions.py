@@ -8,8 +8,9 @@ from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.federation import Federation
+from fedtailor.core.robust import unprotected_fields
 from fedtailor.core.schedule import Schedule
-from fedtailor.core.task import Training
+from fedtailor.core.task import Task, Training
 from fedtailor.experiment.config import Config
 
 
@@ -60,4 +61,17 @@ def notes_on_idle_training(
     return [
         "with federation.train 'all', the training of clients outside the cohort has no effect: with this method, "
         "clients keep nothing from round to round."
+    ]
+
+
+def notes_on_unprotected_fields(algorithm: Algorithm[Any, Any, Any], task: Task, schedule: Schedule) -> list[str]:
+    """Return a note if the robust rule leaves some of what clients upload as it is."""
+    fields = unprotected_fields(schedule.robust, algorithm.messages(task))
+    if not fields:
+        return []
+    names = ", ".join(f"'{name}'" for name in fields)
+    verb = "is no mean" if len(fields) == 1 else "are no means"
+    return [
+        f"federation.robust = '{schedule.robust}' protects means over clients. {names} of {type(algorithm).__name__} "
+        f"{verb}, and can still be spoiled by one client; 'krum' looks at whole uploads."
     ]

@@ -144,7 +144,9 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, An
         RunFolder.create(path, config=to_toml(config), provenance=_provenance(parts))
     modules = readable_modules(parts.algorithm)
     kept = {name: Store(path / _CHECKPOINTS, name, modules=modules, in_memory=IN_MEMORY // 3) for name in _KEPT}
-    personal = Store(path / _STATE, "personal", modules=modules, in_memory=IN_MEMORY // 3)
+    temporary = {
+        name: Store(path / _STATE, name, modules=modules, in_memory=IN_MEMORY // 3) for name in ("trained", "personal")
+    }
     checkpoints = Checkpoints(path / _CHECKPOINTS, kept, modules=modules)
     refuse_other_data(RunFolder(path).provenance(), _inputs(parts), path)
     with RunFolder(path) as folder:
@@ -166,7 +168,7 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, An
                     parts.engine,
                     config.schedule,
                     seed=config.seeds[0],
-                    storage={**kept, "personal": personal}.__getitem__,
+                    storage={**kept, **temporary}.__getitem__,
                     resume=beginning.state,
                     events=beginning.absences,
                 ):
@@ -185,7 +187,8 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, An
             checkpoints.keep(1 if config.checkpoint.every > 0 else 0)
         finally:
             progress.end()
-            personal.close()
+            for store in temporary.values():
+                store.close()
             checkpoints.close()
             parts.engine.close()
         result["run"] = str(path)

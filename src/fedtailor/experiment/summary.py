@@ -140,7 +140,7 @@ def totals(history: Sequence[Record]) -> Record:
 def count_events(reports: Iterable[Sequence[Mapping[str, Any]]]) -> dict[str, int]:
     """Return the number of events of each kind in the events of several rounds."""
     found = Counter(event["kind"] for events in reports for event in events)
-    return {kind: found[kind] for kind in _EVENTS}
+    return {kind: found[kind] for kind in (*_EVENTS, "repeated")}
 
 
 def event_sentences(report: RoundReport) -> list[str]:
@@ -153,6 +153,7 @@ def event_sentences(report: RoundReport) -> list[str]:
             more = "; ..." if len(found) > 1 else ""
             first = f"client {found[0]['client']}: {found[0]['reason'].rstrip('.')}"
             sentences.append(f"round {report.round}: {what} ({first}{more})")
+    sentences += [f"round {report.round}: {event['reason']}" for event in report.events if event["kind"] == "repeated"]
     return sentences
 
 

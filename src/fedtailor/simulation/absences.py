@@ -28,11 +28,12 @@ class RepeatedAbsences:
             events: of the rounds that are run again; those of kind ``absent`` count.
         """
         self._clients = clients
-        self._reasons: dict[tuple[int, Stage], dict[int, str]] = {}
+        self._reasons: dict[tuple[int, int, Stage], dict[int, str]] = {}
         for event in events:
             if event["kind"] == "absent":
                 reason = str(event["reason"]).removeprefix(f"{event['stage']}: ")
-                self._reasons.setdefault((event["round"], event["stage"]), {})[event["client"]] = reason
+                place = (event["round"], event.get("attempt", 0), event["stage"])
+                self._reasons.setdefault(place, {})[event["client"]] = reason
 
     @property
     def personal(self) -> Mapping[int, Any]:
@@ -43,9 +44,8 @@ class RepeatedAbsences:
         self, request: TrainRequest, shared: Any, clients: Sequence[int], round: int
     ) -> Iterator[tuple[int, TrainReply | Failure]]:
         """Run a round of those who answered."""
-        return self._ask(
-            "local_update", clients, round, lambda present: self._clients.train(request, shared, present, round)
-        )
+        reasons = self._reasons.get((round, request.attempt, "local_update"), {})
+        return _ask(reasons, clients, lambda present: self._clients.train(request, shared, present, round))
 
     def accept(self, client: int) -> None:
         """Make what the client's round left its state."""
@@ -59,13 +59,12 @@ class RepeatedAbsences:
         self, request: ScoreRequest, model: Any, clients: Sequence[int], round: int
     ) -> Iterator[tuple[int, Scores | Failure]]:
         """Score one model on the test examples of those who answered."""
-        return self._ask(
-            "evaluate", clients, round, lambda present: self._clients.score(request, model, present, round)
-        )
+        reasons = self._later(round, "evaluate")
+        return _ask(reasons, clients, lambda present: self._clients.score(request, model, present, round))
 
     def score_complete(self, request: ScoreRequest, model: Any, round: int) -> Scores | Failure | None:
         """Score one model on the complete official test part."""
-        reasons = self._reasons.get((round, "evaluate on the complete test part"), {})
+        reasons = self._later(round, "evaluate on the complete test part")
         if _COMPLETE in reasons:
             return Failure(NoAnswer(reasons[_COMPLETE]))
         return self._clients.score_complete(request, model, round)
@@ -74,23 +73,28 @@ class RepeatedAbsences:
         self, request: PersonalizeRequest, shared: Any, clients: Sequence[int], round: int
     ) -> Iterator[tuple[int, PersonalizeReply | Failure]]:
         """Make and score the personal models of those who answered."""
-        return self._ask(
-            "personalize", clients, round, lambda present: self._clients.personalize(request, shared, present, round)
-        )
+        reasons = self._later(round, "personalize")
+        return _ask(reasons, clients, lambda present: self._clients.personalize(request, shared, present, round))
 
-    def _ask(
-        self,
-        stage: Stage,
-        clients: Sequence[int],
-        round: int,
-        ask: Callable[[Sequence[int]], Iterator[tuple[int, R | Failure]]],
-    ) -> Iterator[tuple[int, R | Failure]]:
-        """Yield the answers of those who answered, and the absences of the others, in the order of the clients."""
-        reasons = self._reasons.get((round, stage), {})
-        answers = ask([client for client in clients if client not in reasons])
-        for client in clients:
-            if client in reasons:
-                yield client, Failure(NoAnswer(reasons[client]))
-            else:
-                yield next(answers)
-        yield from answers  # none is left; what comes after the last one is done
+    def _later(self, round: int, stage: Stage) -> dict[int, str]:
+        """Return who gave no answer after the training of a round, whichever attempt it was that succeeded."""
+        found: dict[int, str] = {}
+        for (event_round, _, event_stage), reasons in self._reasons.items():
+            if (event_round, event_stage) == (round, stage):
+                found.update(reasons)
+        return found
+
+
+def _ask(
+    reasons: Mapping[int, str],
+    clients: Sequence[int],
+    ask: Callable[[Sequence[int]], Iterator[tuple[int, R | Failure]]],
+) -> Iterator[tuple[int, R | Failure]]:
+    """Yield the answers of those who answered, and the absences of the others, in the order of the clients."""
+    answers = ask([client for client in clients if client not in reasons])
+    for client in clients:
+        if client in reasons:
+            yield client, Failure(NoAnswer(reasons[client]))
+        else:
+            yield next(answers)
+    yield from answers  # none is left; what comes after the last one is done

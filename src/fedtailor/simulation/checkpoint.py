@@ -99,7 +99,6 @@ class Checkpoints:
             "version": CHECKPOINT_VERSION,
             "round": state.round,
             "client_rounds": state.client_rounds,
-            "rounds_without_update": state.rounds_without_update,
             "content": FileDigest(len(data), hashlib.sha256(data).hexdigest()),
             "stores": {name: content.files for name, content in committed.items()},
             "notes": notes,
@@ -204,8 +203,6 @@ class Checkpoints:
                 round=round,
                 client_rounds=int(manifest["client_rounds"]),
                 participated=frozenset(content["participated"].tolist()),
-                rounds_without_update=int(manifest["rounds_without_update"]),
-                failing=frozenset(content["failing"].tolist()),
             )
             if manifest["round"] != round:
                 raise _damaged(path, f"it is of round {manifest['round']!r:.40}")
@@ -280,7 +277,6 @@ def _content(state: RunState, committed: Mapping[str, Committed]) -> dict[str, A
     return {
         "server": state.server,
         "participated": torch.tensor(sorted(state.participated), dtype=torch.int64),
-        "failing": torch.tensor(sorted(state.failing), dtype=torch.int64),
         "stores": {name: _to_tensor(content.places) for name, content in committed.items()},
     }
 

@@ -50,6 +50,9 @@ _COMPLETE_CHUNK = 1000
 class TrainReply(NamedTuple):
     """What the server receives of a client's round. The client's new state stays with the client."""
 
+    round: int
+    attempt: int
+    """The request that is answered; the server uses no answers to others."""
     upload: Upload
     metrics: dict[str, Tensor]
     scores: Scores | tuple[()] = ()
@@ -85,9 +88,10 @@ class Clients(Protocol):
         """Run a round of some clients, who receive ``shared`` and their own per-client values."""
 
     def accept(self, client: int) -> None:
-        """Make what the client's round left its state; called before the next reply of :meth:`train` is taken.
+        """Make what the client's round left its state.
 
-        A client whose round is not accepted is as it was before the round.
+        It is called before the next reply of :meth:`train` is taken, or after the last one if the request says
+        ``hold``. A client whose round is not accepted is as it was before the round.
         """
 
     def update_per_client(self, values: Mapping[int, Any]) -> None:
@@ -155,25 +159,31 @@ class LocalClients:
         self.states = storage("states")
         self.per_client = storage("per_client")
         self.personal = storage("personal")
-        self._trained: dict[int, Any] = {}
+        self._held = storage("trained")
+        self._trained: MutableMapping[int, Any] = {}
+        """New states that are not accepted yet."""
         engine.begin_run()
 
     def train(
         self, request: TrainRequest, shared: Any, clients: Sequence[int], round: int
     ) -> Iterator[tuple[int, TrainReply | Failure]]:
         """Run a round of some clients; a new state waits for :meth:`accept`."""
+        self._trained = self._held if request.hold else {}
+        self._trained.clear()
         program = client_program(self.algorithm, request)
         common = self._shared_inputs(shared, round)
         for group in self._groups(request, clients):
             for client, output in group.pair(self.engine.map(program, common, group.jobs)):
-                self._trained.clear()
+                if not request.hold:
+                    self._trained.clear()
                 if isinstance(output, Failure):
                     yield client, output
                     continue
                 state, upload, metrics, scores = output
-                self._trained[client] = state
-                yield client, TrainReply(upload, metrics, scores, problem_at_client(state, metrics))
-        self._trained.clear()
+                problem = problem_at_client(state, metrics)
+                if problem is None:
+                    self._trained[client] = state
+                yield client, TrainReply(round, request.attempt, upload, metrics, scores, problem)
 
     def accept(self, client: int) -> None:
         """Make what the client's round left its state."""

@@ -27,6 +27,10 @@ class TrainRequest:
     name: ClassVar[str] = "train"
     evaluate: bool = False
     """Whether the model right after training is scored on the client's test examples."""
+    attempt: int = 0
+    """How often the round was attempted before; every attempt draws other random numbers."""
+    hold: bool = False
+    """Whether the server accepts no client's round before all have replied."""
 
     @property
     def parts(self) -> frozenset[str]:
@@ -153,6 +157,8 @@ def train_program(
     """Run a client's round."""
     task = algorithm.bind(task)
     key = client_key(common, inputs, "train")
+    if request.attempt > 0:
+        key = key.fold(f"attempt/{request.attempt}")
     download = Download(common.shared, inputs.per_client)
     update = algorithm.local_update(task, download, inputs.state, _data(common, inputs), key)
     has_model = not (isinstance(update.personal, tuple) and update.personal == ())

@@ -14,7 +14,7 @@ from fedtailor.core import tree
 from fedtailor.core.engine import Failure
 from fedtailor.core.errors import ClientError, RunError
 from fedtailor.core.message import Problem
-from fedtailor.simulation.report import describe
+from fedtailor.simulation.report import RoundReport, describe
 
 LARGEST_NUMBER = torch.finfo(torch.float32).max
 """The largest number that is recorded. Sums and means over clients stay finite."""
@@ -73,12 +73,18 @@ def problem_with_personal(personal: Any) -> str:
     return ""
 
 
-def refuse_total_quarantine(round: int, events: Sequence[Mapping[str, Any]], clients: int) -> NoReturn:
-    """Raise because none of the work of so many clients could be used: then no single client is at fault."""
-    last = next((event for event in events if event["kind"] in ("absent", "failed", "quarantine")), None)
-    example = f"; client {last['client']}: {last['reason'].rstrip('.')}" if last else ""
+def refuse_too_few(report: RoundReport, usable: int, clients: int, needed: int) -> NoReturn:
+    """Raise because too few of so many clients did usable work in all attempts at a round."""
+    kinds = ("absent", "failed", "quarantine")
+    event = next((event for event in report.events if event["kind"] in kinds), None)
+    example = f"; client {event['client']}: {event['reason'].rstrip('.')}" if event else ""
     noun = "client" if clients == 1 else "clients"
-    raise RunError(f"round {round}: none of the work of the {clients} {noun} can be used{example}.", key="local_update")
+    if usable == 0:
+        what = f"none of the work of the {clients} {noun} can be used"
+    else:
+        what = f"too little of the work of the {clients} {noun} can be used: that of {usable}, {needed} needed"
+    attempts = f" in {report.attempt + 1} attempts" if report.attempt > 0 else ""
+    raise RunError(f"round {report.round}: {what}{attempts}{example}.", key="local_update")
 
 
 def all_finite(value: tree.Tree) -> bool:

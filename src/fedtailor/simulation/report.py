@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtailor.core.engine import Failure, NoAnswer, ProgramError
 from fedtailor.core.errors import describe_error, one_line
+from fedtailor.core.message import Problem
 from fedtailor.core.metrics import Scores
 
 Point = Literal["global", "local", "personalized"]
@@ -47,10 +48,6 @@ class RunState:
     """Rounds of all clients whose work was used."""
     participated: frozenset[int] = frozenset()
     """Clients whose work was used at least once."""
-    rounds_without_update: int = 0
-    """Rounds since the work of any client was used; rounds in which no client was to train do not count."""
-    failing: frozenset[int] = frozenset()
-    """Clients that were to train in these rounds."""
 
 
 @dataclass
@@ -61,6 +58,8 @@ class RoundReport:
     cohort: list[int]
     state: RunState
     """The state of the run: before the round while the round goes on, after it once it is over."""
+    attempt: int = 0
+    """How often the round was attempted before without success: the cohort is that of the last attempt."""
     trained: list[int] = field(default_factory=list)
     """Clients that trained, without those whose work was left out."""
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -85,7 +84,28 @@ Stage = Literal["local_update", "evaluate", "personalize", "evaluate on the comp
 
 def add_event(report: RoundReport, kind: EventKind, client: int, reason: str) -> None:
     """Note what happened to a client, and why."""
-    report.events.append({"kind": kind, "round": report.round, "client": client, "reason": one_line(reason)})
+    report.events.append(
+        {"kind": kind, "round": report.round, **_attempt(report), "client": client, "reason": one_line(reason)}
+    )
+
+
+def _attempt(report: RoundReport) -> dict[str, int]:
+    """Return which attempt at the round it is, if not the first one."""
+    return {"attempt": report.attempt} if report.attempt > 0 else {}
+
+
+def add_problem(report: RoundReport, client: int, problem: Problem) -> None:
+    """Note that a client's round is left out, and the field with the problem if there is one."""
+    add_event(report, "quarantine", client, str(problem))
+    if problem.field:
+        report.events[-1]["field"] = problem.field
+
+
+def add_repetition(report: RoundReport, usable: int, clients: int, needed: int) -> None:
+    """Note that too few uploads could be used, and count the attempt."""
+    reason = f"the work of {usable} of {clients} clients can be used, {needed} needed: the round is repeated"
+    report.events.append({"kind": "repeated", "round": report.round, **_attempt(report), "reason": reason})
+    report.attempt += 1
 
 
 def add_failure(report: RoundReport, client: int, stage: Stage, failure: Failure) -> None:

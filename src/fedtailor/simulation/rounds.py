@@ -12,19 +12,39 @@ import torch
 from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.codec import compact
-from fedtailor.core.engine import Engine, Failure, one_thread
+from fedtailor.core.engine import Engine, Failure, NoAnswer, one_thread
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Cohort, Federation
-from fedtailor.core.message import Upload, download_bytes, problem_with, reduce_field, upload_bytes
+from fedtailor.core.message import (
+    Mean,
+    Problem,
+    Reduced,
+    Upload,
+    download_bytes,
+    problem_with,
+    reduce_field,
+    upload_bytes,
+)
 from fedtailor.core.metrics import Scores
+from fedtailor.core.robust import left_out_by_krum, reduce_robustly, sent_values
 from fedtailor.core.roster import Roster
 from fedtailor.core.schedule import Schedule
 from fedtailor.simulation.absences import RepeatedAbsences
 from fedtailor.simulation.clients import Clients, LocalClients, Storage, TrainReply, in_memory
 from fedtailor.simulation.evaluation import evaluate_global, evaluate_personalized
 from fedtailor.simulation.programs import TrainRequest
-from fedtailor.simulation.quarantine import refuse_total_failure, refuse_total_quarantine
-from fedtailor.simulation.report import Evaluation, RoundReport, RunState, add_event, add_failure, record, whole_sum
+from fedtailor.simulation.quarantine import refuse_too_few, refuse_total_failure
+from fedtailor.simulation.report import (
+    Evaluation,
+    RoundReport,
+    RunState,
+    add_event,
+    add_failure,
+    add_problem,
+    add_repetition,
+    record,
+    whole_sum,
+)
 
 
 def simulate(
@@ -54,7 +74,7 @@ def simulate(
 
     Raises:
         ConfigError: the schedule or the clients' tasks do not fit the algorithm.
-        RunError: the work of every client of a round failed.
+        RunError: too few clients did usable work in every attempt at a round.
     """
     clients = LocalClients(algorithm, federation, engine, seed=seed, storage=storage)
     return federate(algorithm, federation.roster, clients, schedule, seed=seed, resume=resume, events=events)
@@ -83,9 +103,10 @@ def federate(
 
     Raises:
         ConfigError: the schedule or the clients' tasks do not fit the algorithm.
-        RunError: the work of every client of a round failed.
+        RunError: too few clients did usable work in every attempt at a round.
     """
     schedule.participation.check(roster.population)
+    schedule.check(len(roster.trainable_clients))
     check_tasks(algorithm, roster)
     check_who_trains(algorithm, schedule)
     if events:
@@ -96,17 +117,22 @@ def federate(
         with one_thread():
             start = time.perf_counter()
             report = server.begin_round()
-            request = TrainRequest(evaluate=schedule.due(report.round, schedule.evaluate_every))
-            shared = server.broadcast(report.round, report.cohort)
-            training = _Training(server.clients_to_train(report), frozenset(report.cohort))
-            for client, reply in clients.train(request, shared, training.clients, report.round):
-                if server.receive(report, training, client, reply):
+            done = False
+            while not done:
+                attempt = server.begin_attempt(report)
+                for client, reply in clients.train(attempt.request, attempt.shared, attempt.clients, report.round):
+                    usable = server.receive(report, attempt, client, reply)
+                    if usable and not attempt.request.hold:
+                        clients.accept(client)
+                done = server.end_attempt(report, attempt)
+            if attempt.request.hold:
+                for client in attempt.replies:
                     clients.accept(client)
-            server.end_training(report, training)
+            server.end_training(report, attempt)
             report.seconds["train"] = time.perf_counter() - start
 
             start = time.perf_counter()
-            clients.update_per_client(server.aggregate(report, training.uploads))
+            clients.update_per_client(server.aggregate(report, attempt))
             report.seconds["aggregate"] = time.perf_counter() - start
 
             start = time.perf_counter()
@@ -150,26 +176,34 @@ def check_who_trains(algorithm: Algorithm[Any, Any, Any], schedule: Schedule) ->
         )
 
 
-_ROUNDS_WITHOUT_UPDATE = 3
-"""A run stops after this many rounds without a usable result, if every client was to train in one of them.
+_ATTEMPTS = 3
+"""Attempts at a round in which too few uploads can be used, if every client was to train in one of them.
 
 Other batches may do better. A model that diverged does not."""
-_MOST_ROUNDS_WITHOUT_UPDATE = 20
-"""A run stops after this many rounds without a usable result, whoever was to train in them."""
+_MOST_ATTEMPTS = 20
+"""Attempts at a round, whoever was to train in them."""
 
 
 @dataclass
-class _Training:
-    """What the server has received in a round so far."""
+class _Attempt:
+    """An attempt at a round, and what the server has received in it so far."""
 
+    request: TrainRequest
+    shared: tree.Tree
+    """What all clients receive."""
     clients: Sequence[int]
     """The clients that train."""
     cohort: frozenset[int]
     """The clients that upload."""
-    uploads: dict[int, Upload] = field(default_factory=dict)
-    scores: dict[int, Scores] = field(default_factory=dict)
-    """At the evaluation point ``local``."""
+    waiting: set[int]
+    """The clients that have not answered yet."""
+    replies: dict[int, TrainReply] = field(default_factory=dict)
+    """What can be used, in the order of the clients; uploads of the cohort only."""
     failures: list[tuple[int, Failure]] = field(default_factory=list)
+
+    def uploads(self) -> dict[int, Upload]:
+        """Return the uploads of the cohort by client."""
+        return {client: reply.upload for client, reply in self.replies.items() if client in self.cohort}
 
 
 class _Server:
@@ -191,18 +225,20 @@ class _Server:
         self.messages = algorithm.messages(self.task)
         self.trainable_clients = frozenset(roster.trainable_clients)
         self.everybody_trains = schedule.everybody_trains(algorithm)
+        self.uploaded = [name for name, declared in self.messages.items() if declared.reduction != "none"]
+        fewest = max(schedule.participation.min_clients, schedule.fewest_uploads)
+        self.participation = replace(schedule.participation, min_clients=fewest)
+        self.asked: set[int] = set()
+        """The clients whose work was to count in one of the attempts at this round."""
         if resume is None:
             resume = RunState(compact(algorithm.init_server(self.task, rng.new_key(seed, purpose="init_server"))))
         self.state = resume
 
     def begin_round(self) -> RoundReport:
-        """Draw the cohort of the next round."""
-        round = self.state.round + 1
-        schedule = self.schedule
-        drawn = schedule.participation.cohort(self.seed, round, schedule.rounds, self.roster.population)
-        cohort = [client for client in drawn.tolist() if client in self.trainable_clients]
-        report = RoundReport(round, cohort, self.state)
-        if round == 1:
+        """Begin the next round."""
+        self.asked = set()
+        report = RoundReport(self.state.round + 1, [], self.state)
+        if report.round == 1:
             report.events += [
                 {"kind": "skipped", "round": 1, "client": client, "reason": "no training examples: does not train"}
                 for client in self.roster.known
@@ -210,9 +246,30 @@ class _Server:
             ]
         return report
 
-    def clients_to_train(self, report: RoundReport) -> Sequence[int]:
-        """Return the clients that train in a round."""
-        return self.roster.trainable_clients if self.everybody_trains else report.cohort
+    def begin_attempt(self, report: RoundReport) -> _Attempt:
+        """Draw a cohort."""
+        schedule = self.schedule
+        drawn = self.participation.cohort(
+            self.seed, report.round, schedule.rounds, self.roster.population, report.attempt
+        )
+        report.cohort = [client for client in drawn.tolist() if client in self.trainable_clients]
+        clients = self.roster.trainable_clients if self.everybody_trains else report.cohort
+        cohort = frozenset(report.cohort)
+        request = TrainRequest(
+            evaluate=schedule.due(report.round, schedule.evaluate_every),
+            attempt=report.attempt,
+            # otherwise the first upload that can be used is enough, and nobody is left out afterwards
+            hold=self.participation.min_clients > 1 or (self.everybody_trains and bool(self.uploaded)),
+        )
+        report.bytes_down += download_bytes(self.messages) * len(clients)
+        shared = self.broadcast(report.round, report.cohort)
+        attempt = _Attempt(request, shared, clients, cohort, set(clients))
+        self.asked.update(self._counting(attempt))
+        return attempt
+
+    def _counting(self, attempt: _Attempt) -> frozenset[int]:
+        """Return the clients of whom enough must do usable work: the cohort, if it uploads anything."""
+        return attempt.cohort if attempt.cohort and self.uploaded else frozenset(attempt.clients)
 
     def broadcast(self, round: int, ids: Sequence[int]) -> tree.Tree:
         """Return what some clients receive in a round."""
@@ -227,96 +284,123 @@ class _Server:
             rounds_trained=self.state.client_rounds / max(len(self.trainable_clients), 1),
         )
 
-    def receive(self, report: RoundReport, training: _Training, client: int, reply: TrainReply | Failure) -> bool:
-        """Enter a client's reply into the report; return whether the client's round is accepted."""
+    def receive(self, report: RoundReport, attempt: _Attempt, client: int, reply: TrainReply | Failure) -> bool:
+        """Enter a client's reply into the attempt; return whether it can be used."""
+        if client not in attempt.waiting:
+            add_event(report, "quarantine", client, "an answer that was not asked for, or a second one")
+            return False
+        attempt.waiting.remove(client)
         if isinstance(reply, Failure):
-            training.failures.append((client, reply))
+            attempt.failures.append((client, reply))
             add_failure(report, client, "local_update", reply)
             return False
-        problem = problem_with(reply.upload, self.messages) or reply.problem
+        problem = self._problem_with(report, client, reply)
         if problem is not None:
-            add_event(report, "quarantine", client, str(problem))
+            add_problem(report, client, problem)
             return False
-        report.trained.append(client)
-        record(report.metrics, client, reply.metrics)
-        if client in training.cohort:
-            training.uploads[client] = reply.upload
-        if isinstance(reply.scores, Scores):
-            training.scores[client] = reply.scores
+        upload = reply.upload if client in attempt.cohort else {}
+        attempt.replies[client] = reply._replace(upload=upload)
         return True
 
-    def end_training(self, report: RoundReport, training: _Training) -> None:
-        """Sum up the training of a round.
+    def _problem_with(self, report: RoundReport, client: int, reply: TrainReply) -> Problem | None:
+        """Return why a client's reply must not be used, or None if it can be."""
+        if (reply.round, reply.attempt) != (report.round, report.attempt):
+            return Problem("round", "", f"the answer belongs to round {reply.round}, attempt {reply.attempt}")
+        return problem_with(reply.upload, self.messages, self.roster.num_train[client]) or reply.problem
+
+    def end_attempt(self, report: RoundReport, attempt: _Attempt) -> bool:
+        """Return whether enough clients did usable work; if not, the round is to be attempted again.
 
         Raises:
-            RunError: the work of no client can be used, in this round or in too many rounds.
+            RunError: there is no hope that another attempt will do better.
         """
-        refuse_total_failure(training.failures, len(training.clients), "local_update", report.round)
-        self._count(report, training.clients)
-        if training.scores:
+        for client in sorted(attempt.waiting):
+            failure = Failure(NoAnswer("no answer"))
+            attempt.failures.append((client, failure))
+            add_failure(report, client, "local_update", failure)
+        uploads = attempt.uploads()
+        report.bytes_up += sum(upload_bytes(upload, self.messages) for upload in uploads.values())
+        counting = self._counting(attempt)
+        usable = len(counting & attempt.replies.keys())
+        needed = max(self.schedule.fewest_uploads, min(self.schedule.participation.min_clients, len(counting)))
+        if counting and usable < needed:
+            self._refuse_hopeless(report, attempt, usable, needed)
+            add_repetition(report, usable, len(counting), needed)
+            return False
+        if self.schedule.robust == "krum":
+            self._leave_out_farthest(report, attempt, uploads)
+        return True
+
+    def _refuse_hopeless(self, report: RoundReport, attempt: _Attempt, usable: int, needed: int) -> None:
+        """Raise if another attempt is not worth it."""
+        attempts = report.attempt + 1
+        everybody_was_asked = self.asked >= self.trainable_clients
+        nobody_ever_succeeded = self.state.client_rounds == 0 and not attempt.replies
+        hopeless = everybody_was_asked and (nobody_ever_succeeded or attempts >= _ATTEMPTS)
+        if hopeless or attempts >= _MOST_ATTEMPTS:
+            refuse_total_failure(attempt.failures, len(attempt.clients), "local_update", report.round)
+            refuse_too_few(report, usable, len(self.asked), needed)
+
+    def _leave_out_farthest(self, report: RoundReport, attempt: _Attempt, uploads: dict[int, Upload]) -> None:
+        """Leave out the clients whose uploads are farthest from those of others."""
+        sent = sent_values(attempt.shared, self.messages)
+        for client, distance in left_out_by_krum(uploads, sent, self.schedule.robust_share).items():
+            del attempt.replies[client]
+            add_event(
+                report,
+                "quarantine",
+                client,
+                f"krum: the upload is among the farthest from the others ({distance:.3g} times the median distance)",
+            )
+
+    def end_training(self, report: RoundReport, attempt: _Attempt) -> None:
+        """Enter what can be used into the report, and sum it up."""
+        scores = {}
+        for client, reply in attempt.replies.items():
+            report.trained.append(client)
+            record(report.metrics, client, reply.metrics)
+            if isinstance(reply.scores, Scores):
+                scores[client] = reply.scores
+        if scores:
             report.evaluations.append(
                 Evaluation(
                     point="local",
                     adaptation="local training of the round",
                     clients="known",
-                    ids=list(training.scores),
-                    scores=list(training.scores.values()),
+                    ids=list(scores),
+                    scores=list(scores.values()),
                 )
             )
         report.steps = whole_sum(report.metrics.get("steps", {}))
-        report.bytes_down = download_bytes(self.messages) * len(training.clients)
-        report.bytes_up = sum(upload_bytes(upload, self.messages) for upload in training.uploads.values())
+        self.state = replace(
+            self.state,
+            client_rounds=self.state.client_rounds + len(report.trained),
+            participated=self.state.participated.union(report.trained),
+        )
 
-    def _count(self, report: RoundReport, clients: Sequence[int]) -> None:
-        """Count who trained, and rounds in which no client's work can be used.
-
-        Raises:
-            RunError: there were too many such rounds.
-        """
-        before = self.state
-        if report.trained:
-            self.state = replace(
-                before,
-                client_rounds=before.client_rounds + len(report.trained),
-                participated=before.participated.union(report.trained),
-                rounds_without_update=0,
-                failing=frozenset(),
-            )
-            return
-        if clients:
-            self.state = replace(
-                before,
-                rounds_without_update=before.rounds_without_update + 1,
-                failing=before.failing.union(clients),
-            )
-        if self._must_stop(report.round):
-            refuse_total_quarantine(report.round, report.events, len(self.state.failing))
-
-    def _must_stop(self, round: int) -> bool:
-        """Return whether there is no hope that a client's work can ever be used."""
-        state = self.state
-        if not state.failing:
-            return False
-        everybody_failed = len(state.failing) == len(self.trainable_clients)
-        if state.client_rounds == 0 and (everybody_failed or round == self.schedule.rounds):
-            return True
-        if everybody_failed and state.rounds_without_update >= _ROUNDS_WITHOUT_UPDATE:
-            return True
-        return state.rounds_without_update >= _MOST_ROUNDS_WITHOUT_UPDATE
-
-    def aggregate(self, report: RoundReport, uploads: dict[int, Upload]) -> dict[int, tree.Tree]:
+    def aggregate(self, report: RoundReport, attempt: _Attempt) -> dict[int, tree.Tree]:
         """Reduce the uploads and update the server state; return new per-client values."""
+        uploads = attempt.uploads()
         ids = sorted(uploads)
         if not ids:
             return {}
-        names = [name for name, declared in self.messages.items() if declared.reduction != "none"]
-        received = {name: reduce_field({client: uploads[client][name] for client in ids}) for name in names}
+        sent = sent_values(attempt.shared, self.messages)
+        received = {name: self._reduce(name, uploads, sent[name]) for name in self.uploaded}
         cohort = self._cohort(report.round, ids)
         server, stacked = self.algorithm.aggregate(self.state.server, received, cohort)
         self.state = replace(self.state, server=compact(server))  # as it would come back from a checkpoint
         if not tree.leaves(stacked):
             return {}
         return dict(zip(ids, tree.unstack(stacked, len(ids)), strict=True))
+
+    def _reduce(self, name: str, uploads: Mapping[int, Upload], sent: tree.Tree | None) -> Reduced:
+        """Reduce a field over the cohort."""
+        entries = {client: upload[name] for client, upload in uploads.items()}
+        declared = self.messages[name]
+        means = {client: entry for client, entry in entries.items() if isinstance(entry, Mean)}
+        if declared.reduction == "mean":
+            return reduce_robustly(self.schedule.robust, self.schedule.robust_share, means, declared, sent)
+        return reduce_field(entries)
 
     def evaluate(self, report: RoundReport, clients: Clients) -> None:
         """Run the evaluations that are due."""

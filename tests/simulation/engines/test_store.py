@@ -214,7 +214,7 @@ def test_runs_do_not_depend_on_it(tmp_path, float64, name):
 
     schedule = Schedule(rounds=3, evaluate_every=1, personalized_every=1)
     *_, last = simulate(algorithm, federation, Reference(), schedule, seed=3, storage=storage)
-    assert [store.name for store in stores] == ["states", "per_client", "personal"]
+    assert [store.name for store in stores] == ["states", "per_client", "personal", "trained"]
     assert list(last.personal) == list(expected)
     for client, personal in expected.items():
         assert_same_bits(last.personal[client], personal)

@@ -1,0 +1,270 @@
+"""Robust reductions: means that a few clients with wrong or hostile numbers cannot move far.
+
+They reduce the fields that a method declares as :class:`~fedtailor.core.message.Mean`; no method knows of them. What
+clients send is compared as a change: the difference from what the server sent them in the field of the same name, or
+the value itself if it sent none. Rows of weight 0, which were not sent, do not count.
+
+* ``norm_clip``: changes longer than the median of the cohort are shortened to it, field by field, and averaged by their
+  weights. Norm bounding: Sun et al. 2019, "Can you really backdoor federated learning?", arXiv:1911.07963; the median
+  as the bound needs no option.
+* ``median``, ``trimmed_mean``: entry by entry, the median of the clients, or the mean without a share of the largest
+  and of the smallest values. Each client counts once, whatever its weight. Yin et al. 2018, "Byzantine-robust
+  distributed learning: towards optimal statistical rates", ICML.
+* ``krum``: a share of the clients is left out: those whose whole upload is farthest from the uploads nearest to it. The
+  others are averaged by their weights. Multi-Krum: Blanchard et al. 2017, "Machine learning with adversaries:
+  Byzantine tolerant gradient descent", NeurIPS.
+
+All arithmetic is in float64, and its result depends on who sent what and on nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtailor.core import tree
+from fedtailor.core.message import Each, Field, Mean, Messages, Reduced, Sum, Upload, reduce_field, spread
+from fedtailor.core.reduction import tree_sum
+from fedtailor.core.schedule import RobustRule
+
+_CHUNK_NUMBERS = 2**23
+"""Numbers of all clients that are sorted or multiplied at once (64 MiB)."""
+_SMALLEST_EIGENVALUE = 1e-6
+"""Of a covariance, relative to the mean of its eigenvalues."""
+
+
+def reduce_robustly(
+    rule: RobustRule, share: float, entries: Mapping[int, Mean], field: Field, sent: tree.Tree | None
+) -> Reduced:
+    """Reduce one field that is declared as a mean over the cohort, given by client id.
+
+    Args:
+        rule: how.
+        share: of the clients whose values may be wrong; ``trimmed_mean`` leaves out as many at either end.
+        entries: what the clients sent.
+        field: its declaration.
+        sent: what the server sent down in this field; None: nothing.
+    """
+    if rule == "norm_clip":
+        return reduce_field(_clipped(entries, sent))
+    if rule == "median":
+        return _by_entry(entries, field, _median)
+    if rule == "trimmed_mean":
+        return _by_entry(entries, field, lambda ordered, count: _trimmed_mean(ordered, count, share))
+    return reduce_field(entries)
+
+
+# Clipping
+
+
+def _clipped(entries: Mapping[int, Mean], sent: tree.Tree | None) -> dict[int, Mean]:
+    """Return the entries with changes that are at most as long as the median of those who sent something."""
+    norms = {client: _norm(entry, sent) for client, entry in entries.items()}
+    bound = _middle([norms[client] for client, entry in entries.items() if bool((entry.weight > 0).any())])
+    clipped = {}
+    for client, entry in entries.items():
+        value = entry.value
+        if norms[client] > bound:
+            value = _shortened(value, sent, bound / norms[client])
+        clipped[client] = Mean(value, entry.weight)
+    return clipped
+
+
+def _norm(entry: Mean, sent: tree.Tree | None) -> float:
+    """Return the length of a change."""
+    weight = sending_weight(entry)
+    old = _paths(sent)
+    squares = [
+        float(_change(leaf, old.get(path), spread(weight, leaf)).square().sum())
+        for path, leaf in tree.paths(entry.value).items()
+    ]
+    return math.sqrt(sum(squares))
+
+
+def _change(leaf: Tensor, old: Tensor | None, weight: Tensor) -> Tensor:
+    """Return a change in float64; 0 where the weight, which fits the leaf, says that nothing was sent."""
+    change = leaf.double()
+    if old is not None:
+        change = change - old.double()
+    return torch.where(weight > 0, change, 0.0)
+
+
+def _paths(sent: tree.Tree | None) -> dict[str, Tensor]:
+    return {} if sent is None else tree.paths(sent)
+
+
+def sending_weight(entry: Mean | Sum | Each) -> Tensor:
+    """Return a weight that is positive in the rows that a client sent."""
+    if isinstance(entry, Mean):
+        return entry.weight
+    if isinstance(entry, Sum) and isinstance(entry.rows, Tensor):
+        return entry.rows
+    return torch.ones(())
+
+
+def _middle(values: list[float]) -> float:
+    """Return the median of numbers; infinite if there are none."""
+    ordered = sorted(values)
+    if not ordered:
+        return math.inf
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def _shortened(value: tree.Tree, sent: tree.Tree | None, factor: float) -> tree.Tree:
+    """Return a value whose change is shortened by a factor."""
+    old = _paths(sent)
+
+    def shorten(path: str, leaf: Tensor) -> Tensor:
+        start = old[path].double() if path in old else torch.zeros((), dtype=torch.float64)
+        return (start + factor * (leaf.double() - start)).to(leaf.dtype)
+
+    leaves = [shorten(path, leaf) for path, leaf in tree.paths(value).items()]
+    return tree.rebuild(value, iter(leaves))
+
+
+# Median and trimmed mean
+
+_Center = Callable[[Tensor, Tensor], Tensor]
+"""``center(ordered, count)``: a value of every column of ``ordered`` (clients, ...), whose first ``count`` count."""
+
+
+def _by_entry(entries: Mapping[int, Mean], field: Field, center: _Center) -> Reduced:
+    """Reduce every entry of a field by itself, over the clients that sent its row."""
+    ids = sorted(entries)
+    weights = {client: entries[client].weight.double() for client in ids}
+    shape = max((weight.shape for weight in weights.values()), key=len)
+    weights = {client: weight.expand(shape) for client, weight in weights.items()}
+    columns = [tree.paths(entries[client].value) for client in ids]
+    reduced = []
+    for path, like in columns[0].items():
+        result = torch.zeros(like.shape, dtype=torch.float64)
+        for start, stop in _chunks(like.shape, len(ids)):
+            leaves = torch.stack([_rows(column[path], start, stop).double() for column in columns])
+            sent = torch.stack([_rows(spread(weights[client], like), start, stop) > 0 for client in ids])
+            ordered = leaves.masked_fill(~sent, math.inf).sort(dim=0).values
+            _rows(result, start, stop).copy_(center(ordered, sent.sum(0)))
+        if field.kind == "covariance":
+            result = positive_definite(result)
+        reduced.append(result.to(like.dtype))
+    return Reduced(tree.rebuild(entries[ids[0]].value, iter(reduced)), tree_sum(weights))
+
+
+def _chunks(shape: tuple[int, ...], clients: int) -> list[tuple[int, int]]:
+    """Return ranges of rows of a tensor such that those of all clients fit into memory."""
+    if not shape or math.prod(shape) == 0:
+        return [(0, 1)]
+    size = max(1, _CHUNK_NUMBERS // (clients * math.prod(shape[1:])))
+    return [(start, min(start + size, shape[0])) for start in range(0, shape[0], size)]
+
+
+def _rows(leaf: Tensor, start: int, stop: int) -> Tensor:
+    """Return some rows of a leaf, or of a weight that is the same for all rows."""
+    if leaf.dim() == 0 or leaf.shape[0] == 1:
+        return leaf
+    return leaf[start:stop]
+
+
+def _median(ordered: Tensor, count: Tensor) -> Tensor:
+    """Return the median of the first ``count`` values; 0 where there are none."""
+    count = count.expand(ordered.shape[1:])
+    lower = ordered.gather(0, ((count - 1).clamp(min=0) // 2)[None])[0]
+    upper = ordered.gather(0, (count // 2).clamp(max=len(ordered) - 1)[None])[0]
+    return torch.where(count > 0, (lower + upper) / 2, 0.0)
+
+
+def _trimmed_mean(ordered: Tensor, count: Tensor, share: float) -> Tensor:
+    """Return the mean of the first ``count`` values without a share at either end; 0 where there are none."""
+    count = count.expand(ordered.shape[1:])
+    trimmed = (share * count).long()
+    place = torch.arange(len(ordered)).view(-1, *(1 for _ in ordered.shape[1:]))
+    kept = (place >= trimmed) & (place < count - trimmed)
+    return torch.where(kept, ordered, 0.0).sum(0) / (count - 2 * trimmed).clamp(min=1)
+
+
+def positive_definite(matrices: Tensor) -> Tensor:
+    """Return the nearest symmetric matrices (..., d, d) whose eigenvalues are positive, in float64.
+
+    Eigenvalues below 1e-6 of their mean become that; matrices without such eigenvalues stay as they are.
+    """
+    symmetric = (matrices + matrices.mT) / 2
+    values, vectors = torch.linalg.eigh(symmetric)
+    floor = _SMALLEST_EIGENVALUE * values.mean(-1, keepdim=True).clamp(min=0)
+    projected = (vectors * values.clamp(min=floor)[..., None, :]) @ vectors.mT
+    low = (values < floor).any(-1)[..., None, None]
+    return torch.where(low, (projected + projected.mT) / 2, symmetric)
+
+
+# Krum
+
+
+def left_out_by_krum(
+    uploads: Mapping[int, Upload], sent: Mapping[str, tree.Tree | None], share: float
+) -> dict[int, float]:
+    """Return the clients whose uploads are farthest from others, and how far, relative to the median of all.
+
+    Args:
+        uploads: by client.
+        sent: what the server sent down, by field; None: nothing.
+        share: of the clients to leave out, rounded down.
+    """
+    ids = sorted(uploads)
+    num_left_out = math.floor(share * len(ids))
+    if num_left_out == 0:
+        return {}
+    distances = _squared_distances([uploads[client] for client in ids], sent)
+    num_nearest = len(ids) - num_left_out - 2
+    nearest = distances.fill_diagonal_(math.inf).sort(dim=1).values[:, :num_nearest]
+    scores = dict(zip(ids, nearest.sum(1).sqrt().tolist(), strict=True))
+    typical = _middle(list(scores.values()))
+    relative = {client: float(f"{score / typical if typical > 0 else score:.9g}") for client, score in scores.items()}
+    # rounded, so that equal uploads have equal scores whoever else took part; of these the lower ids stay
+    farthest = sorted(ids, key=lambda client: (relative[client], client))[len(ids) - num_left_out :]
+    return {client: relative[client] for client in sorted(farthest)}
+
+
+def _squared_distances(uploads: list[Upload], sent: Mapping[str, tree.Tree | None]) -> Tensor:
+    """Return the squared distances (clients, clients) between uploads, each taken as one vector."""
+    products = torch.zeros(len(uploads), len(uploads), dtype=torch.float64)
+    for name in uploads[0]:
+        old = _paths(sent.get(name))
+        weights = [sending_weight(upload[name]) for upload in uploads]
+        columns = [tree.paths(upload[name].value) for upload in uploads]
+        for path, like in columns[0].items():
+            for start, stop in _chunks(like.shape, len(uploads)):
+                before = _rows(old[path], start, stop) if path in old else None
+                vectors = []
+                for weight, column in zip(weights, columns, strict=True):
+                    part = _rows(spread(weight, like), start, stop)
+                    vectors.append(_change(_rows(column[path], start, stop), before, part).flatten())
+                rows = torch.stack(vectors)
+                products += rows @ rows.mT
+    squares = products.diagonal()
+    return (squares[:, None] + squares[None, :] - 2 * products).clamp(min=0)
+
+
+def unprotected_fields(rule: RobustRule, messages: Messages) -> list[str]:
+    """Return the fields of uploads that a rule leaves as they are: it changes means only, krum whole uploads."""
+    if rule in ("none", "krum"):
+        return []
+    return [name for name, field in messages.items() if field.reduction in ("sum", "each")]
+
+
+def sent_values(shared: Any, messages: Messages) -> dict[str, tree.Tree | None]:
+    """Return what a broadcast holds in every field that clients upload; None where it holds no such field."""
+    found: dict[str, tree.Tree | None] = {}
+    for name, field in messages.items():
+        value = shared.get(name) if isinstance(shared, Mapping) else getattr(shared, name, None)
+        found[name] = value if _fits(value, field) else None
+    return found
+
+
+def _fits(value: Any, field: Field) -> bool:
+    try:
+        shapes = {path: tuple(leaf.shape) for path, leaf in tree.paths(value).items()}
+    except TypeError:
+        return False
+    return shapes == field.leaf_shapes()
