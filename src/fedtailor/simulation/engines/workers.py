@@ -77,8 +77,8 @@ class Workers:
                     warnings.warn(_ONE_BY_ONE, RuntimeWarning, stacklevel=2)
                     results = [pool.submit(task, job).result() for job in jobs]
             except BaseException:
+                self._pool = None  # first, because a second interruption may come while the clients end
                 pool.shutdown(cancel_futures=True)  # after an interruption, no further client starts
-                self._pool = None
                 raise
             finally:
                 surroundings.restore()
