@@ -17,7 +17,9 @@ from fedtailor.core.errors import ConfigError
 from mutants import MUTANTS, Changed, Item, NoSteps, OtherLoss, indexing_loss
 from test_documentation import ROOT, blocks, own_algorithm
 
-SINGLE = set(MUTANTS) - {m for m in MUTANTS if m.__name__ in ("CountsRows", "OthersData", "RemembersTensors", "Stands", "WrongWeight")}
+SINGLE = set(MUTANTS) - {
+    m for m in MUTANTS if m.__name__ in ("CountsRows", "OthersData", "RemembersTensors", "Stands", "WrongWeight")
+}
 """Mutants with exactly one sentence; the others have two."""
 
 PASS_MOST_CHECKS = (

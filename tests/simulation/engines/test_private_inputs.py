@@ -1,21 +1,25 @@
 """A program's inputs are its own: copies of the examples that it may see, and nobody else's."""
 
+import weakref
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
 
 from federations import make_federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.core.engine import Job
 from fedtailor.core.errors import RunError
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines import private_inputs
 from fedtailor.simulation.engines.batched import Batched
+from fedtailor.simulation.engines.containment import run_job
 from fedtailor.simulation.engines.private_inputs import PrivateInputs, SpoiledData
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
-from fedtailor.simulation.programs import SharedInputs, client_inputs
+from fedtailor.simulation.programs import SharedInputs, TrainRequest, client_inputs, client_program
 from fedtailor.simulation.rounds import simulate
 from fedtailor.testing.runs import assert_close_runs, assert_same_runs, run
 
@@ -94,3 +98,21 @@ def test_examples_too_large_to_copy_are_guarded(engine, monkeypatch, federation)
 def test_what_all_clients_do_wrong_ends_the_run_with_the_reason(federation):
     with pytest.raises(RunError, match=r"every client failed.*changed its examples in place"):
         list(simulate(Scales(training=TRAINING), federation, Batched(3), Schedule(rounds=2), seed=1))
+
+
+class Heavy(FedAvg):
+    """Fails while it holds much memory."""
+
+    def local_update(self, task, download, state, data, key):
+        heavy = torch.zeros(1000)
+        Heavy.seen.append(weakref.ref(heavy))
+        raise ValueError(f"with {len(heavy)} numbers")
+
+    seen: ClassVar[list] = []
+
+
+def test_a_failure_keeps_no_variables_of_the_program(federation):
+    program = client_program(Heavy(training=TRAINING), TrainRequest())
+    common, (own,) = inputs_of(federation, 4)
+    failure = run_job(program, common, Job(4, federation.common_task, own, 3))
+    assert str(failure.reason) == "with 1000 numbers" and Heavy.seen[0]() is None

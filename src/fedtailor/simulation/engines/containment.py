@@ -19,7 +19,7 @@ from fedtailor.core.engine import Failure, Job, Program
 from fedtailor.core.per_example import cut
 from fedtailor.simulation.engines.plain_output import plain
 from fedtailor.simulation.engines.private_inputs import PrivateInputs, SpoiledData
-from fedtailor.simulation.engines.surroundings import Surroundings, thread_restored
+from fedtailor.simulation.engines.surroundings import Settings, Surroundings, thread_restored
 from fedtailor.training.step_runner import PLAIN, StepRunner, steps_run_by
 
 
@@ -30,6 +30,7 @@ def run_job(program: Program, common: Any, job: Job, runner: StepRunner = PLAIN)
         SpoiledData: it changed the data of all clients, of which there is no copy.
     """
     process = os.getpid()
+    private: PrivateInputs | None = None
     try:
         private = PrivateInputs(common, [job.inputs])
         with steps_run_by(runner), thread_restored():
@@ -37,8 +38,8 @@ def run_job(program: Program, common: Any, job: Job, runner: StepRunner = PLAIN)
         private.check()
         return plain(cut(output, job.size))
     except BaseException as error:
-        refuse_to_contain(error)
-        return Failure(error)
+        private = None
+        return failure_of(error)
     finally:
         if os.getpid() != process:
             os._exit(0)  # the program forked: only one of the two processes continues the run
@@ -46,11 +47,15 @@ def run_job(program: Program, common: Any, job: Job, runner: StepRunner = PLAIN)
 
 def contained(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function that belongs to one client; whatever it raises becomes a :class:`Failure`."""
+    settings = Settings.current()
     try:
-        return plain(function(*arguments))
+        with thread_restored():
+            return plain(function(*arguments))
     except BaseException as error:
-        refuse_to_contain(error)
-        return Failure(error)
+        return failure_of(error)
+    finally:
+        if Settings.current() != settings:
+            settings.apply()
 
 
 def run_one_by_one(program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
@@ -65,6 +70,18 @@ def run_one_by_one(program: Program, common: Any, jobs: Sequence[Job]) -> list[A
         outputs.append(run_job(program, common, job))
         surroundings.restore()
     return outputs
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return the failure that an exception is, without the variables of its calls, which take memory.
+
+    Raises:
+        BaseException: the exception is no matter of one client.
+    """
+    refuse_to_contain(error)
+    for each in _chain(error):
+        traceback.clear_frames(_TRACEBACK(each))
+    return Failure(error)
 
 
 def refuse_to_contain(error: BaseException) -> None:

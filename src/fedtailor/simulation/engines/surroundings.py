@@ -89,6 +89,8 @@ class Surroundings:
     def restore(self) -> bool:
         """Make everything as it was; return whether settings had changed. No other program may be running."""
         changed = self.restore_settings()
+        if _raw_environment() != self._raw_environment:
+            self._restore_environment()
         if warnings.filters != self._filters:
             warnings.filters[:] = self._filters  # type: ignore[index]
             with warnings.catch_warnings():  # tells Python that the filters are other ones
@@ -101,11 +103,11 @@ class Surroundings:
         return changed
 
     def restore_settings(self) -> bool:
-        """Restore what every program depends on; return whether it had changed, the environment apart.
+        """Restore what every program depends on; return whether it had changed.
 
-        Other programs may be running in other threads. So this leaves alone what a sound program changes for a moment:
-        the filters of warnings, and the random generator from which a user's network draws its parameters. The
-        environment changes when PyTorch imports parts of itself.
+        Other programs may be running in other threads. So this leaves alone what sound programs change: the filters of
+        warnings and the random generator from which a user's network draws its parameters, both for a moment, and the
+        environment, when PyTorch imports parts of itself.
         """
         changed = False
         if Settings.current() != self._settings:
@@ -115,13 +117,17 @@ class Surroundings:
             with suppress(OSError):  # it was removed
                 os.chdir(self._folder)
             changed = True
-        if _raw_environment() != self._raw_environment:
-            os.environ.clear()
-            os.environ.update(self._environment)
         if sys.getrecursionlimit() != self._recursion_limit:
             sys.setrecursionlimit(self._recursion_limit)
             changed = True
         return changed
+
+    def _restore_environment(self) -> None:
+        for name in set(os.environ) - set(self._environment):
+            del os.environ[name]
+        for name, value in self._environment.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -77,7 +77,7 @@ class Workers:
                     warnings.warn(_ONE_BY_ONE, RuntimeWarning, stacklevel=2)
                     results = [pool.submit(task, job).result() for job in jobs]
             except BaseException:
-                self._pool = None  # before the next line, which a second signal may interrupt
+                self._pool = None  # first, because a second interruption may come while the clients end
                 pool.shutdown(cancel_futures=True)  # after an interruption, no further client starts
                 raise
             finally:
