@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import shutil
+import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,12 +46,14 @@ class TimeLimit:
         self._inner = inner
         self._limit = seconds
         self._rounds = 0
-        self._start = 0.0
+        self._last = 0.0
+        self._seconds: list[float] = []
 
     def begin(self, title: str, num_rounds: int) -> None:
         """Start a run of one seed."""
         self._rounds = num_rounds
-        self._start = time.monotonic()
+        self._last = time.monotonic()
+        self._seconds = []
         self._inner.begin(title, num_rounds)
 
     def round(self, record: Mapping[str, Any]) -> None:
@@ -60,9 +63,11 @@ class TimeLimit:
             TooLong: the run would exceed its limit.
         """
         self._inner.round(record)
-        done = record["round"]
-        if done == max(2, math.ceil(_SHARE_BEFORE_LIMIT * self._rounds)):
-            expected = (time.monotonic() - self._start) / done * self._rounds
+        now = time.monotonic()
+        self._seconds.append(now - self._last)
+        self._last = now
+        if record["round"] == max(2, math.ceil(_SHARE_BEFORE_LIMIT * self._rounds)):
+            expected = statistics.median(self._seconds) * self._rounds  # a pause of the process does not count
             if expected > self._limit:
                 raise TooLong(expected)
 
