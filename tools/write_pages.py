@@ -1,7 +1,7 @@
 """Write the generated pages of docs: ``make docs``.
 
-Every module of :data:`WRITERS` has a function ``pages`` that returns the texts of its pages by their paths below docs.
-A test fails when a page is not what its writer would write.
+Every module of :data:`WRITERS` has a function ``pages`` that returns the texts of its pages by their paths relative to
+docs. A test fails when a page is not what its writer would write.
 """
 
 import importlib
@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-WRITERS = ("algorithm_pages", "api_page", "architecture_page", "comparison_page", "performance_page")
+WRITERS = ("algorithm_pages", "api_page", "architecture_page", "comparison_page", "papers_page", "performance_page")
 GENERATED_FOLDERS = ("algorithms",)
 """Folders that hold generated pages only."""
 
 
 def pages_of(writer: str) -> dict[str, str]:
-    """Return the texts of a writer's pages by their paths below docs."""
+    """Return the texts of a writer's pages by their paths relative to docs."""
     texts: dict[str, str] = importlib.import_module(writer).pages()
     return texts
 

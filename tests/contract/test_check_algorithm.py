@@ -17,9 +17,8 @@ from fedtailor.core.errors import ConfigError
 from mutants import MUTANTS, Changed, Item, NoSteps, OtherLoss, indexing_loss
 from test_documentation import ROOT, blocks, own_algorithm
 
-SINGLE = set(MUTANTS) - {
-    m for m in MUTANTS if m.__name__ in ("CountsRows", "OthersData", "RemembersTensors", "Stands", "WrongWeight")
-}
+_TWO_SENTENCES = ("CountsRows", "OthersData", "RemembersTensors", "Stands", "WrongWeight")
+SINGLE = {mutant for mutant in MUTANTS if mutant.__name__ not in _TWO_SENTENCES}
 """Mutants with exactly one sentence; the others have two."""
 
 PASS_MOST_CHECKS = (

@@ -11,7 +11,7 @@ from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.run import run
-from fedtailor.papers.costs import estimate, example_passes
+from fedtailor.papers.costs import Estimate, estimate, example_passes
 from fedtailor.papers.plan import read_plan, single_runs
 from fedtailor.papers.records import read_records, read_score, write_record
 from fedtailor.papers.runs import TimeLimit, TooLong, run_cell, with_curve
@@ -240,6 +240,10 @@ def test_what_a_run_would_cost(paper):
         (pytest.approx(160.0), "other methods"),
     ]
     diverged = {**record, "result": {**result, "events": {"quarantine": 1}}}
+    larger = dataclasses.replace(tuned, values={**tuned.values, "model": {"name": "mlp", "options": {"hidden": 16}}})
+    assert estimate(larger, [record]) == Estimate(pytest.approx(160.0), "other networks")
+    on_two_cores = {**record, "cpu_seconds": 60.0, "provenance": {"machine": {"physical_cores": 2}}}
+    assert estimate(tuned, [on_two_cores]).seconds == 30.0
     assert estimate(tuned, []) is None and estimate(tuned, [diverged]) is None
 
 
@@ -254,6 +258,7 @@ def test_what_a_run_would_cost(paper):
         (("fedcr", "2", "fmnist_2", "fedrep"), 250 * 0.1 * 70_000 * 0.7 * (9 + 1)),
         (("pfedfda", "7", "digit5_25", "local"), None),
     ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
 )
 def test_sizes_of_runs(where, passes):
     name, *rest = where
@@ -262,12 +267,12 @@ def test_sizes_of_runs(where, passes):
 
 
 def test_a_run_that_would_take_too_long_is_stopped_early(paper, tmp_path, monkeypatch):
-    clock = iter(range(0, 1000, 10))
+    clock = iter([0, 5, 10])
     monkeypatch.setattr("fedtailor.papers.runs.time", SimpleNamespace(monotonic=lambda: next(clock)))
     cell = expand(paper, "1", "a", "tuned")
     with pytest.raises(TooLong) as caught:
         run_cell(cell, tmp_path / "out", progress=TimeLimit(Silence(), 19))
-    assert caught.value.seconds == 20  # two rounds of four in ten seconds
+    assert caught.value.seconds == 20  # four rounds, five seconds each
     assert len((tmp_path / "out" / "rounds.jsonl").read_text().splitlines()) == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -176,18 +177,21 @@ def compare_(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare the numbers that the papers print with those of the records."""
+    """Compare the numbers that the papers print with those of the records, and judge the differences."""
     from fedtailor.cli.show.console import say
     from fedtailor.cli.show.experiments import show_comparison
     from fedtailor.papers.records import compare, read_records, unused
     from fedtailor.papers.tables import find_table, load_paper, paper_names
+    from fedtailor.papers.verdicts import count, judged_numbers, sentence
 
     compared = []
+    judged = []
     stale = 0
     for paper_name in [paper] if paper else paper_names():
         loaded = load_paper(paper_name)
         records = read_records(_results_folder(results), loaded.name)
         stale += len(unused(loaded, records))
+        judged += judged_numbers(loaded, records)
         for name in [find_table(loaded, table)] if table else loaded.tables:
             compared.append(
                 {
@@ -198,10 +202,14 @@ def compare_(
                     "rows": compare(loaded, name, records),
                 }
             )
+    tally = count(judged)
     if json:
-        print_json({"tables": compared, "records_of_other_settings": stale})
+        verdicts = dataclasses.asdict(tally)
+        print_json({"tables": compared, "verdicts": verdicts, "records_of_other_settings": stale})
         return
     show_comparison(compared)
+    if tally.runs and not table:
+        say(sentence(tally))
     if stale:
         who = "1 record belongs" if stale == 1 else f"{stale} records belong"
         say(f"note: {who} to settings that are no longer in any table; not shown.")

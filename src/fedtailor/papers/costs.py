@@ -14,13 +14,28 @@ from fedtailor.algorithms import TABLE, load_algorithm
 from fedtailor.data.datasets.known import DATASETS
 from fedtailor.data.options import DataOptions
 from fedtailor.experiment.config import Config, make_config
+from fedtailor.models.operations import count_operations
 from fedtailor.papers.records import Record
 from fedtailor.papers.tables import Cell
 
+OTHER_NETWORKS = "other networks"
+"""The basis of the roughest estimates."""
 _OFFICIAL_TEST_SHARE = 1 / 6
 """About the share of a data set that is its official test part."""
 _AFTER_TRAINING = ("finetune_epochs", "adapt_epochs")
 """Epochs of personalization; options with other names that end in ``_epochs`` are for every round."""
+
+_GRAY = (1, 28, 28)
+_SHAPES = {
+    "digits": (1, 8, 8),
+    "mnist": _GRAY,
+    "fashion_mnist": _GRAY,
+    "femnist": _GRAY,
+    "emnist_letters10": _GRAY,
+    "tiny_imagenet": (3, 64, 64),
+    "sun397": (3, 64, 64),
+}
+"""Shapes of the examples, where they are not those of CIFAR."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +50,9 @@ class Estimate:
 def estimate(cell: Cell, records: Iterable[Record]) -> Estimate | None:
     """Return what a run would cost; None if no record is of use.
 
-    The best basis is another seed of the same run, then runs of the same method, then runs of any method, both with
-    the same network. The latter two are scaled by the examples that are trained on, times epochs.
+    The best basis is another seed of the same run, then runs of the same method with the same network, of any method
+    with this network, and of all runs. All but the first are scaled by the examples that are trained on, times epochs,
+    times the operations of the network.
 
     Args:
         cell: the run.
@@ -51,7 +67,7 @@ def estimate(cell: Cell, records: Iterable[Record]) -> Estimate | None:
         return Estimate(statistics.median(same), "another seed")
     alike = [record for record in finished if _network(record["config"]) == _network(cell.values)]
     own = [record for record in alike if record["config"]["algorithm"]["name"] == algorithm]
-    for basis, found in (("same method", own), ("other methods", alike)):
+    for basis, found in (("same method", own), ("other methods", alike), (OTHER_NETWORKS, finished)):
         seconds = _scaled(cell, found)
         if seconds is not None:
             return Estimate(seconds, basis)
@@ -59,7 +75,13 @@ def estimate(cell: Cell, records: Iterable[Record]) -> Estimate | None:
 
 
 def run_seconds(record: Record) -> float:
-    """Return the wall-clock seconds of a run."""
+    """Return the seconds of a run on a machine that does nothing else.
+
+    That is its processor time divided by the number of cores. Older records have the wall clock only, which also counts
+    other work on the machine, and pauses.
+    """
+    if "cpu_seconds" in record:
+        return float(record["cpu_seconds"] / record["provenance"]["machine"]["physical_cores"])
     return float(record["result"]["seconds"]["total"])
 
 
@@ -75,12 +97,28 @@ def _network(values: Mapping[str, Any]) -> str:
 
 def _scaled(cell: Cell, records: Iterable[Record]) -> float | None:
     """Return the seconds of a run from those of others; None if there are none, or its size is not known."""
-    wanted = example_passes(cell.values)
-    passes = [(run_seconds(record), example_passes(record["config"])) for record in records]
-    rates = [seconds / number for seconds, number in passes if number]
+    wanted = _work(cell.values)
+    sizes = [(run_seconds(record), _work(record["config"])) for record in records]
+    rates = [seconds / work for seconds, work in sizes if work]
     if not wanted or not rates:
         return None
     return statistics.median(rates) * wanted
+
+
+def _work(values: Mapping[str, Any]) -> float | None:
+    """Return the floating-point operations of a run, roughly; None if they are not known without the data."""
+    passes = example_passes(values)
+    if passes is None or "name" not in values.get("model", {}):
+        return None
+    shape = _SHAPES.get(values["data"].get("dataset", "digits"), (3, 32, 32))
+    return passes * _operations(_network(values), shape)
+
+
+@cache
+def _operations(network: str, shape: tuple[int, ...]) -> int:
+    """Return the operations of a network, given as JSON, for one example of a shape."""
+    options = json.loads(network)
+    return count_operations(options["name"], shape, options.get("options"))
 
 
 def example_passes(values: Mapping[str, Any]) -> float | None:

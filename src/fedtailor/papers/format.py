@@ -81,6 +81,18 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Why cells are outside tolerance: one section ``[[explanations]]``."""
+
+    columns: tuple[str, ...]
+    methods: tuple[str, ...]
+    scores: tuple[str, ...] = ()
+    """Scores of these cells; empty: all."""
+    text: str
+    """The explanation, and the experiment that could have refuted it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """A table of a paper.
 

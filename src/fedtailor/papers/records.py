@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ Record = dict[str, Any]
 
 DEFAULT_FOLDER = "experiments/results"
 _NEEDED = ("digest", "seed", "result")
+_ROUNDING = 1e-9
+"""A difference of exactly the tolerance must not be outside because of floating-point numbers."""
 _FLAT_LIST = re.compile(r"\[[^][{}\"]*\]")
 """A list of numbers in indented JSON."""
 
@@ -117,7 +120,11 @@ def unused(paper: Paper, records: Iterable[Record]) -> list[Record]:
 
 
 def compare(paper: Paper, table: str, records: Sequence[Record]) -> list[Record]:
-    """Return one row per number of a table: the paper's, and the mean of our records over seeds."""
+    """Return one row per number of a table: the paper's, the mean of our records over seeds, and the verdict.
+
+    ``verdict`` is ``within`` or ``outside`` the paper's tolerance for so many seeds; None where there is no printed
+    number, no record or no tolerance.
+    """
     return [_row(cell, reading, records_of(cell, records)) for cell in cells(paper, table) for reading in cell.readings]
 
 
@@ -125,6 +132,8 @@ def _row(cell: Cell, reading: Reading, own: Sequence[Record]) -> Record:
     found = [(record, read_score(reading, record["result"])) for record in own]
     values = [value for _, value in found if value is not None]
     mean = math.fsum(values) / len(values) if values else None
+    described = describe(reading, mean)
+    tolerance = cell.paper.tolerance_of(len(values))
     evaluated = [_metrics(reading, record["result"]).get("clients", {}).get("evaluated") for record in own]
     splits = {record.get("provenance", {}).get("split_sha256") for record, value in found if value is not None}
     return {
@@ -133,12 +142,17 @@ def _row(cell: Cell, reading: Reading, own: Sequence[Record]) -> Record:
         "column": cell.column,
         "method": cell.method,
         "score": reading.name,
-        **describe(reading, mean),
+        **described,
+        "tolerance": tolerance,
+        "verdict": _verdict(described["difference"], tolerance),
+        "explanation": cell.paper.explanation_of(cell.column, cell.method, reading.name),
         "spread": reading.spread,
+        "deviation": _deviation(values),
         "sem": _standard_error(values),
         "seeds": [record["seed"] for record, value in found if value is not None],
         "shared_split": len(splits) == 1,
         "scored_clients": next((number for number in evaluated if number is not None), None),
+        "digest": cell.digest,
         "inferred": list(cell.inferred),
     }
 
@@ -151,12 +165,22 @@ def _metrics(reading: Reading, result: Mapping[str, Any]) -> Mapping[str, Any]:
     return metrics.get("conditions", {}).get(score.condition, {}) if score.condition else metrics
 
 
+def _verdict(difference: float | None, tolerance: float | None) -> str | None:
+    """Return whether a difference from a printed number is within tolerance; None if there is nothing to judge."""
+    if difference is None or tolerance is None:
+        return None
+    return "within" if abs(difference) <= tolerance + _ROUNDING else "outside"
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    """Return the standard deviation over seeds (n - 1 in the denominator); None for one seed."""
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
 def _standard_error(values: Sequence[float]) -> float | None:
     """Return the standard error of a mean over seeds; None for one seed."""
-    if len(values) < 2:
-        return None
-    center = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) / len(values))
+    deviation = _deviation(values)
+    return None if deviation is None else deviation / math.sqrt(len(values))
 
 
 def _shortened(value: Any) -> Any:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import shutil
+import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,13 +49,15 @@ class TimeLimit:
         self._limit = seconds
         self._rounds = 0
         self._done = 0
-        self._start = 0.0
+        self._last = 0.0
+        self._seconds: list[float] = []
 
     def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
         """Start a run of one seed, of which ``done`` rounds were done before."""
         self._rounds = num_rounds
         self._done = done
-        self._start = time.monotonic()
+        self._last = time.monotonic()
+        self._seconds = []
         self._inner.begin(title, num_rounds, done)
 
     def round(self, record: Mapping[str, Any]) -> None:
@@ -65,8 +68,11 @@ class TimeLimit:
         """
         self._inner.round(record)
         done = record["round"] - self._done
+        now = time.monotonic()
+        self._seconds.append(now - self._last)
+        self._last = now
         if done == max(2, math.ceil(_SHARE_BEFORE_LIMIT * self._rounds)):
-            expected = (time.monotonic() - self._start) / done * self._rounds
+            expected = statistics.median(self._seconds) * self._rounds  # a pause of the process does not count
             if expected > self._limit:
                 raise TooLong(expected)
 

@@ -3,7 +3,8 @@
 ``experiments/PAPER/paper.toml`` holds the settings that all experiments of a paper share (``[base]``), those of each
 data set (``[columns.NAME]``) and of each method (``[methods.NAME]``), how to read a number from a result
 (``[scores.NAME]``), and the tables: columns, methods and the printed numbers. ``inferred`` lists settings that
-neither the paper nor its released code states. No torch.
+neither the paper nor its released code states. ``[tolerance]`` says how far a measured number may be from the printed
+one, and ``[[explanations]]`` why it is farther away. No torch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedtailor.core.errors import ConfigError, DataError, find_name, unknown_name
-from fedtailor.papers.format import SETTINGS, Column, Layer, Method, Point, Score, Source, Table, build_section
+from fedtailor.papers.format import (
+    SETTINGS,
+    Column,
+    Explanation,
+    Layer,
+    Method,
+    Point,
+    Score,
+    Source,
+    Table,
+    build_section,
+)
 
 T = TypeVar("T")
 
@@ -35,6 +47,23 @@ class Paper:
     methods: dict[str, Method]
     scores: dict[str, Score]
     tables: dict[str, Table]
+    tolerance: dict[int, float]
+    """Largest difference from a printed number, a fraction, by the least number of seeds that it is for."""
+    explanations: tuple[Explanation, ...]
+
+    def tolerance_of(self, number_of_seeds: int) -> float | None:
+        """Return the tolerance of a mean over seeds; None if none is stated."""
+        stated = [least for least in self.tolerance if least <= number_of_seeds]
+        return self.tolerance[max(stated)] if stated else None
+
+    def explanation_of(self, column: str, method: str, score: str) -> str:
+        """Return why a number is outside tolerance; empty if it is not explained."""
+        texts = [
+            each.text
+            for each in self.explanations
+            if column in each.columns and method in each.methods and (not each.scores or score in each.scores)
+        ]
+        return " ".join(texts)
 
 
 @dataclass(frozen=True)
@@ -208,7 +237,7 @@ def _fraction(table: Table, numbers: Any, column: str) -> float | None:
 
 def _paper(name: str, values: dict[str, Any]) -> Paper:
     """Build a paper from its file, and check that the names in it belong together."""
-    known = ("paper", "base", "columns", "methods", "scores", "tables")
+    known = ("paper", "base", "columns", "methods", "scores", "tables", "tolerance", "explanations")
     for key in values:
         if key not in known:
             raise unknown_name("section", key, known, key=key)
@@ -227,6 +256,8 @@ def _paper(name: str, values: dict[str, Any]) -> Paper:
         methods=named("methods", Method, {}),
         scores=named("scores", Score, {"accuracy": {}}),
         tables=named("tables", Table, {}),
+        tolerance=_tolerance(values.get("tolerance", {})),
+        explanations=_explanations(values.get("explanations", [])),
     )
     for key, method in paper.methods.items():
         for column in method.columns:
@@ -234,10 +265,47 @@ def _paper(name: str, values: dict[str, Any]) -> Paper:
                 raise unknown_name("column", column, paper.columns, key=f"methods.{key}.columns")
         if method.run_of:
             _check_run_of(paper, key)
+    for explanation in paper.explanations:
+        _check_explanation(paper, explanation)
     for key in paper.tables:
         _check_table(paper, key)
         cells(paper, key)
     return paper
+
+
+def _tolerance(values: Any) -> dict[int, float]:
+    """Return tolerances as fractions by the least number of seeds, from percentage points."""
+    allowed = "a section of percentage points by the least number of seeds, such as 1 = 2.5"
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"tolerance must be {allowed}.", key="tolerance", allowed=allowed)
+    stated = {}
+    for seeds, points in values.items():
+        if not seeds.isdecimal() or int(seeds) < 1 or type(points) not in (int, float) or not points > 0:
+            got = f"{seeds} = {points!r}"
+            raise ConfigError(f"tolerance must be {allowed}, got {got}.", key="tolerance", allowed=allowed, got=got)
+        stated[int(seeds)] = points / 100
+    return stated
+
+
+def _explanations(sections: Any) -> tuple[Explanation, ...]:
+    """Return the explanations of a file."""
+    if not isinstance(sections, list):
+        raise ConfigError("explanations must be sections [[explanations]].", key="explanations")
+    return tuple(
+        build_section(Explanation, section, f"explanations, number {number}")
+        for number, section in enumerate(sections, start=1)
+    )
+
+
+def _check_explanation(paper: Paper, explanation: Explanation) -> None:
+    """Check the names of an explanation."""
+    for kind, names, known in (
+        ("column", explanation.columns, paper.columns),
+        ("method", explanation.methods, paper.methods),
+        ("score", explanation.scores, paper.scores),
+    ):
+        for name in names:
+            find_name(kind, name, known, key=f"explanations.{kind}s")
 
 
 def _check_run_of(paper: Paper, name: str) -> None:

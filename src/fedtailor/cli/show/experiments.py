@@ -52,7 +52,7 @@ def show_agenda(runs: Sequence[Mapping[str, Any]]) -> None:
     ]
     states = ("has a record", "to run", "too long", "skipped")
     sums = [_sum(state, [each for each in runs if each["state"] == state]) for state in states]
-    sentence = "Times are by the wall clock; those not measured are estimates."
+    sentence = "Times are for a machine that does nothing else; those not measured are estimates."
     below = f"{'; '.join(text for text in sums if text)}. {sentence}"
     table("Runs in their order", columns, rows, left=7, below=below)
     for sentence in dict.fromkeys(reason for each in runs for reason in each["reasons"]):
@@ -109,6 +109,7 @@ def _number(score: Mapping[str, Any]) -> str:
 def show_comparison(tables: Sequence[Mapping[str, Any]]) -> None:
     """Print the papers' numbers beside ours where there is a record, and how many numbers have none."""
     columns = ["column", "method", "score", "model", "figure", "clients", "seeds", "paper", "ours", "difference"]
+    columns += ["tolerance", "verdict"]
     for each in tables:
         found = [row for row in each["rows"] if row["value"] is not None]
         missing = len(each["rows"]) - len(found)
@@ -190,4 +191,6 @@ def _row(row: Mapping[str, Any]) -> list[str]:
         "-" if row["reference"] is None else percent(row["reference"]),
         f"{percent(row['value'])}{error}",
         "-" if row["difference"] is None else f"{100 * row['difference']:+.1f}",
+        "-" if row["verdict"] is None else percent(row["tolerance"]),
+        row["verdict"] or "-",
     ]

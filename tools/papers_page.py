@@ -1,0 +1,348 @@
+"""The page docs/papers.md, from the papers' files and our records, and its first sentence in the README."""
+
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fedtailor.papers.costs import OTHER_NETWORKS, estimate
+from fedtailor.papers.plan import read_plan
+from fedtailor.papers.records import compare, read_records, records_of
+from fedtailor.papers.tables import Cell, Paper, cells, load_paper, paper_names
+from fedtailor.papers.verdicts import count, judged_numbers, sentence
+
+ROOT = Path(__file__).resolve().parent.parent
+EXPERIMENTS = ROOT / "experiments"
+Record = dict[str, Any]
+
+NAMES = {"pfedfda": "pFedFDA", "fedcr": "FedCR", "pfedvem": "pFedVEM", "fedlda": "FedLDA"}
+"""The papers in the order of the page."""
+ABSENT = {
+    "femnist": "EMNIST by writer (FEMNIST)",
+    "emnist_letters10": "EMNIST letters",
+    "tiny_imagenet": "TinyImageNet",
+    "sun397": "SUN397",
+    "digit5": "DIGIT-5 (its parts SVHN and SynDigits)",
+}
+"""Data sets of the papers that we do not have."""
+TEXT_COLUMNS = {
+    "table",
+    "data",
+    "method",
+    "methods (seed)",
+    "number",
+    "verdict",
+    "model",
+    "averaged",
+    "inferred",
+    "paper",
+}
+FIGURES = {"mean": "mean over clients", "pooled": "all test examples", "smallest10": "10 % smallest clients"}
+
+HOW = """
+A run is a method on a data set and setting (a column of a table), with one or several seeds. It counts once, even if
+several tables print it. A run with several printed numbers is within tolerance if all of them are: {numbers_within}
+of {numbers} numbers are. {outside} runs are outside, and {unexplained} of these are not yet explained.
+
+## How to read it
+
+* **Tolerance** is in percentage points, and was stated before the runs, in the papers' files: {tolerances}.
+* **Model** is the evaluation point that the paper's number belongs to ([running](running.md) describes them),
+  *averaged* is how it sums up the clients. `experiments/PAPER/paper.toml` holds all settings.
+* **Ours** is the mean over our seeds, *spread* their standard deviation. The seed drives the initial model, the
+  cohorts and the order of the examples. The split is the same in all seeds of pFedFDA and FedLDA; in pFedVEM's and
+  FedCR's experiments it varies with the seed.
+* **Minutes** are the sum over the seeds, by the wall clock of a machine with two cores that partly did other work or
+  paused the runs, so they are upper bounds. *CPU* is processor time; older records do not have it.
+* **Inferred** settings are those that neither the paper nor its released code states. A difference may be due to
+  them.
+* FedAvg's numbers in pFedFDA's and FedCR's tables are those of FedAvg-FT's run before the tuning.
+
+## One seed is no evidence
+
+On one fixed split (CIFAR-10, Dirichlet(0.5), 25 % of the samples, as divided by the code of pFedFDA's authors) we ran
+their code and ours. These are the accuracies over all test examples after so many rounds, in percent:
+
+| | code | 50 | 100 | 150 | 200 |
+|---|---|---:|---:|---:|---:|
+| pFedFDA | ours, seed 0 | - | 53.9 | - | 61.2 |
+| | ours, seed 1 | 52.8 | 57.8 | 61.8 | 62.9 |
+| | the authors', first seed | 50.0 | 58.3 | 61.2 | 63.2 |
+| | the authors', second seed | 54.7 | 59.3 | 61.9 | 63.3 |
+| FedAvg-FT | ours, seed 0 | - | 55.9 | - | 61.9 |
+| | ours, seed 1 | 51.4 | 57.4 | 60.3 | 61.9 |
+| | the authors' | 50.9 | 57.6 | 60.7 | 62.5 |
+| FedAvg | ours, seed 0 | 22.4 | 29.4 | 38.6 | 43.1 |
+| | ours, seed 1 | 25.3 | 36.6 | 40.2 | 44.3 |
+| | the authors' | 26.8 | 35.5 | 39.8 | 44.0 |
+
+With seed 1 our numbers agree with theirs. The initial model of seed 0 learns slowly: its numbers are 0.5 to 2 points
+lower. A run of seed 0 alone can therefore be outside tolerance, or behind another method, for no other reason. So
+look at the seeds and their spread before you conclude anything from a difference below.
+"""
+
+LDA = """
+## FedLDA
+
+The paper's networks, ResNet18 and WideResNet, are too slow for two cores. `small` is its protocol on CIFAR-10 (20
+clients, 500 samples each) with the small network of pFedFDA. **No paper prints these numbers**, so they have no
+verdict: only the order of the methods can be compared with the paper's.
+"""
+
+COST = """
+## What it cost, and what the rest would cost
+
+The {count} records took {wall} hours by the wall clock{cpu}.
+
+An estimate comes from records: of the same run, the same method, the same network, or of any run, scaled by rounds,
+clients, examples, epochs and the operations of the network. It is for a machine with two cores that does nothing
+else, and may be wrong by a factor of two, or more for networks that have no record. *All runs* are those of which the
+paper prints a number, as often as the paper repeats them.
+
+{table}
+
+These columns cannot be run, because we do not have their data: {absent}.
+"""
+
+
+def pages() -> dict[str, str]:
+    """Return the texts of the page and of the README by their paths relative to docs."""
+    papers = {name: load_paper(name, EXPERIMENTS) for name in sorted(paper_names(EXPERIMENTS), key=list(NAMES).index)}
+    records = {name: read_records(EXPERIMENTS / "results", name) for name in papers}
+    rows = {name: judged_numbers(paper, records[name]) for name, paper in papers.items()}
+    tally = count(row for own in rows.values() for row in own)
+    parts = [f"# The papers' numbers and ours\n\n**{sentence(tally)}**"]
+    parts.append(
+        HOW.format(
+            numbers_within=tally.numbers_within,
+            numbers=tally.numbers,
+            outside=tally.runs - tally.runs_within,
+            unexplained=tally.unexplained,
+            tolerances=tolerances(papers.values()),
+        )
+    )
+    parts += [verdicts(papers[name], own, records[name]) for name, own in rows.items() if own]
+    parts.append(order_of_methods(papers["fedlda"], records["fedlda"]))
+    parts.append(unfinished([record for own in records.values() for record in own]))
+    parts.append(costs(papers, records))
+    text = "\n\n".join(part.strip("\n") for part in parts)
+    return {"papers.md": f"{text}\n", "../README.md": readme(f"Of four papers' tables, {sentence(tally)}")}
+
+
+def readme(share: str) -> str:
+    """Return the README with the share of runs within tolerance on the line that links the page."""
+    text = (ROOT / "README.md").read_text()
+    line = f"{share} [docs/papers.md](docs/papers.md) has every number and its verdict."
+    found, replaced = re.subn(r"^.*\[docs/papers\.md\]\(docs/papers\.md\).*$", lambda _: line, text, flags=re.MULTILINE)
+    if replaced != 1:
+        raise ValueError(f"README.md must have one line that links docs/papers.md, got {replaced}")
+    return found
+
+
+def tolerances(papers: Iterable[Paper]) -> str:
+    """Return the tolerances of the papers in a sentence."""
+    texts = []
+    for paper in papers:
+        stated = [
+            f"±{points(tolerance)} from {least} seed{'' if least == 1 else 's'} on"
+            for least, tolerance in sorted(paper.tolerance.items())
+        ]
+        texts.append(f"{NAMES[paper.name]} {', '.join(stated) or 'none'}")
+    return "; ".join(texts)
+
+
+def points(fraction: float) -> str:
+    """Return a fraction in percentage points."""
+    return f"{100 * fraction:g}"
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction in percent with one decimal."""
+    return f"{100 * fraction:.1f}"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Return a table in Markdown; columns that hold numbers are aligned to the right."""
+    alignment = ["---" if name in TEXT_COLUMNS else "---:" for name in head]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, alignment, *rows])
+
+
+def verdicts(paper: Paper, rows: list[Record], records: list[Record]) -> str:
+    """Return the section of a paper: every number with its verdict, and what is outside."""
+    spreads = {paper.tables[row["table"]].spread for row in rows} - {""}
+    kind = f" The ± of printed numbers is the {' or the '.join(sorted(spreads))}." if spreads else ""
+    count_of_paper = count(rows)
+    head = ["table", "data", "method", "number", "printed", "ours", "difference", "tolerance", "verdict"]
+    head += ["model", "averaged", "seeds", "spread", "minutes", "CPU", "inferred"]
+    body = [verdict_cells(paper, row, records) for row in rows]
+    share = f"{count_of_paper.runs_within} of {count_of_paper.runs} runs are within tolerance."
+    lines = [f"## {NAMES[paper.name]}", f"{share} Accuracies are in percent.{kind}", table(head, body)]
+    outside = [row for row in rows if row["verdict"] == "outside"]
+    if outside:
+        lines.append("Outside tolerance:")
+        lines.append("\n".join(f"* {explained(paper, row)}" for row in outside))
+    return "\n\n".join(lines)
+
+
+def verdict_cells(paper: Paper, row: Record, records: list[Record]) -> list[str]:
+    """Return the cells of a number."""
+    own = [record for record in records if record["digest"] == row["digest"] and record["seed"] in row["seeds"]]
+    wall = math.fsum(record["result"]["seconds"]["total"] for record in own) / 60
+    cpu = [record["cpu_seconds"] / 60 for record in own if "cpu_seconds" in record]
+    spread = "" if row["spread"] is None else f" ± {points(row['spread'])}"
+    return [
+        row["table"],
+        paper.columns[row["column"]].label,
+        paper.methods[row["method"]].label,
+        row["label"],
+        f"{points(row['reference'])}{spread}",
+        percent(row["value"]),
+        f"{100 * row['difference']:+.1f}",
+        points(row["tolerance"]),
+        row["verdict"] if row["verdict"] == "within" else f"**{row['verdict']}**",
+        row["point"],
+        "complete test part" if row["point"].endswith("_complete") else FIGURES[row["figure"]],
+        ", ".join(map(str, row["seeds"])),
+        "-" if row["deviation"] is None else percent(row["deviation"]),
+        f"{wall:.0f}",
+        f"{math.fsum(cpu):.0f}" if len(cpu) == len(own) else "-",
+        ", ".join(f"`{key}`" for key in row["inferred"]) or "-",
+    ]
+
+
+def explained(paper: Paper, row: Record) -> str:
+    """Return a number outside tolerance with its explanation."""
+    method = paper.methods[row["method"]].label
+    number = "" if row["label"] == "accuracy" else f", {row['label']}"
+    what = f"{method}, {paper.columns[row['column']].label}{number} ({100 * row['difference']:+.1f})"
+    return f"{what}: {row['explanation'] or 'not yet explained.'}"
+
+
+def order_of_methods(paper: Paper, records: list[Record]) -> str:
+    """Return the section about FedLDA's small table: our numbers, and whether the methods are in the paper's order."""
+    ours = {row["method"]: row["value"] for row in compare(paper, "small", records) if row["value"] is not None}
+    seeds = {row["method"]: row["seeds"] for row in compare(paper, "small", records)}
+    printed = {
+        column: {cell.method: cell.readings[0].reference for cell in cells(paper, "1", column=column)}
+        for column in ("cifar10_resnet18_500", "cifar10_wrn_500")
+    }
+    head = ["method", *(paper.columns[column].label for column in ("cifar10_cnn_500", *printed)), "our seeds"]
+    body = [
+        [paper.methods[name].label, percent(ours[name]), *(or_dash(printed[column].get(name)) for column in printed)]
+        for name in sorted(ours, key=lambda name: -ours[name])
+    ]
+    for name, line in zip(sorted(ours, key=lambda name: -ours[name]), body, strict=True):
+        line.append(", ".join(map(str, seeds[name])))
+    sentences = []
+    for column, numbers in printed.items():
+        pairs = pairs_in_order(ours, {name: value for name, value in numbers.items() if value is not None})
+        sentences.append(
+            f"{sum(pairs)} of {len(pairs)} pairs of methods are in the order of {paper.columns[column].label}."
+        )
+    return "\n\n".join([LDA.strip("\n"), table(head, body), " ".join(sentences)])
+
+
+def or_dash(fraction: float | None) -> str:
+    """Return a fraction in percent, a dash for None."""
+    return "-" if fraction is None else percent(fraction)
+
+
+def pairs_in_order(ours: dict[str, float], theirs: dict[str, float]) -> list[bool]:
+    """Return for every pair of methods whose numbers differ, in both, whether the order is the same."""
+    names = [name for name in ours if name in theirs]
+    pairs = [(one, other) for place, one in enumerate(names) for other in names[place + 1 :]]
+    differences = [(ours[one] - ours[other], theirs[one] - theirs[other]) for one, other in pairs]
+    return [(left > 0) == (right > 0) for left, right in differences if left and right]
+
+
+def unfinished(records: list[Record]) -> str:
+    """Return the section about the runs of the plan that have no record, in their order, and what they would cost."""
+    planned = read_plan(EXPERIMENTS / "plan.toml", EXPERIMENTS)
+    left = [cell for cell in planned if not any(record["seed"] == cell.seed for record in records_of(cell, records))]
+    if not left:
+        return "## Planned and not run\n\nEvery run of the plan has a record."
+    groups: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in left:
+        groups.setdefault((cell.paper.name, cell.table, cell.column), []).append(cell)
+    body = []
+    for (name, number, column), own in groups.items():
+        paper = own[0].paper
+        runs = ", ".join(f"{paper.methods[cell.method].label} ({cell.seed})" for cell in own)
+        body.append([NAMES[name], number, paper.columns[column].label, runs, hours_of(own, records)])
+    head = ["paper", "table", "data", "methods (seed)", "hours, estimated"]
+    text = f"{len(left)} of the {len(planned)} runs of `experiments/plan.toml` have no record yet."
+    text += " Rough hours are judged by runs with other networks."
+    return "\n\n".join(["## Planned and not run", text, table(head, body)])
+
+
+def hours_of(planned: list[Cell], records: list[Record], seeds: int = 1) -> str:
+    """Return the hours that runs would take, each ``seeds`` times, and for how many they are not known."""
+    estimates = [estimate(cell, records) for cell in planned]
+    known = [each for each in estimates if each is not None]
+    unknown = len(planned) - len(known)
+    if not known:
+        return "not known"
+    rough = ", rough" if any(each.basis == OTHER_NETWORKS for each in known) else ""
+    more = f" + {unknown} runs not known" if unknown else ""
+    return f"{seeds * math.fsum(each.seconds for each in known) / 3600:.1f}{rough}{more}"
+
+
+def costs(papers: dict[str, Paper], records: dict[str, list[Record]]) -> str:
+    """Return the section about hours: spent, and for all that the papers print."""
+    every = [record for own in records.values() for record in own]
+    cpu = [record["cpu_seconds"] / 3600 for record in every if "cpu_seconds" in record]
+    body = []
+    for name, paper in papers.items():
+        printed = printed_runs(paper)
+        done = [cell for cell in printed if records_of(cell, records[name])]
+        seeds = paper.source.seeds
+        spent = hours(record["result"]["seconds"]["total"] for record in records[name])
+        body.append(
+            [
+                NAMES[name],
+                f"{len(done)} of {len(printed)}",
+                str(len(records[name])),
+                spent,
+                f"{seeds * len(printed)}",
+                hours_of(printed, every, seeds),
+            ]
+        )
+    head = ["paper", "runs with a printed number that have a record", "records", "hours spent"]
+    head += ["all runs", "hours for all runs, estimated"]
+    return COST.format(
+        count=len(every),
+        wall=hours(record["result"]["seconds"]["total"] for record in every),
+        cpu=f"; {math.fsum(cpu):.1f} hours of processor time in the {len(cpu)} records that have it" if cpu else "",
+        table=table(head, body),
+        absent="; ".join(absent_columns(papers)),
+    )
+
+
+def hours(seconds: Iterable[float]) -> str:
+    """Return seconds together as hours."""
+    return f"{math.fsum(seconds) / 3600:.1f}"
+
+
+def printed_runs(paper: Paper) -> list[Cell]:
+    """Return the cells of which the paper prints a number, one for each run."""
+    found: dict[str, Cell] = {}
+    for number in paper.tables:
+        for cell in cells(paper, number):
+            if any(reading.reference is not None for reading in cell.readings):
+                found.setdefault(cell.digest, cell)
+    return list(found.values())
+
+
+def absent_columns(papers: dict[str, Paper]) -> list[str]:
+    """Return the columns of each data set that we do not have, in words."""
+    texts = []
+    for dataset, title in ABSENT.items():
+        columns = [
+            f"{NAMES[name]} {column.label}"
+            for name, paper in papers.items()
+            for column in paper.columns.values()
+            if column.data.get("dataset") == dataset
+        ]
+        texts.append(f"{title}: {', '.join(columns)}")
+    return texts
