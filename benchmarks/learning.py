@@ -9,8 +9,10 @@ epochs of SGD (learning rate 0.01, momentum 0.5, weight decay 5e-4) in batches o
 models after the last round on the test examples of each client. The last, shorter batch of an epoch is dropped, except
 in worlds whose names end in "half". Nothing is selected on test data. DIR has the layout of torchvision.
 
-The world fashion_mnist-dir0.1-half has every algorithm under one [training] section: the hyper-parameters of a method
-are its defaults, which are those of its paper. --table prints the records as Markdown.
+The world fashion_mnist-dir0.1-half has every algorithm with its default hyper-parameters under one [training] section.
+--table prints its records as Markdown. The world fashion_mnist-dir0.1-small, which is the same with 20 clients, has the
+runs that explain a number of that table: they change one option each, and have three seeds, which vary initial model,
+cohorts and order of examples on one division of the data.
 """
 
 from __future__ import annotations
@@ -55,6 +57,16 @@ WORLDS: dict[str, dict[str, Any]] = {
         "federation": {"rounds": 20},
         "evaluation": {"every": 0},
     },
+    "fashion_mnist-dir0.1-small": {
+        "data": {
+            "dataset": "fashion_mnist", "partition": "dirichlet(alpha=0.1, min_size=62.5)", "clients": 20,
+            "subset": 14000, "fraction": 0.5,
+        },
+        "model": {"name": "emnist_cnn"},
+        "training": {"drop_last": False},
+        "federation": {"rounds": 20},
+        "evaluation": {"every": 0},
+    },
     "cifar10-dir0.5-quarter": {
         "data": {
             "dataset": "cifar10", "partition": "dirichlet(alpha=0.5, min_size=62.5)", "clients": 100, "fraction": 0.25,
@@ -81,37 +93,68 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """Algorithms with options other than their defaults; every algorithm runs with its defaults too."""
 
-EXPLANATIONS: dict[str, dict[str, Any]] = {"pfedme-outer0.02": {"name": "pfedme", "outer_lr": 0.02}}
-"""Runs that explain a number and are in no table: pFedMe with steps as long as those of FedAvg."""
+EXPLANATIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "pfedme-outer0.02": {"algorithm": {"name": "pfedme", "outer_lr": 0.02}},
+    "perfedavg-lr0.1": {"algorithm": {"name": "perfedavg"}, "training": {"lr": 0.1}},
+    "perfedavg-lr0.03": {"algorithm": {"name": "perfedavg"}, "training": {"lr": 0.03}},
+    "perfedavg-fo-lr0.1": {"algorithm": {"name": "perfedavg", "variant": "first_order"}, "training": {"lr": 0.1}},
+    "perfedavg-rounds100": {"algorithm": {"name": "perfedavg"}, "federation": {"rounds": 100}},
+    "perfedavg-adapt10": {"algorithm": {"name": "perfedavg", "adapt_epochs": 10}},
+    "pfedbayes-scale0.01": {"algorithm": {"name": "pfedbayes", "initial_scale": 0.01}},
+    "pfedbayes-rates0.003": {"algorithm": {"name": "pfedbayes", "personal_lr": 0.003, "global_lr": 0.003}},
+    "pfedbayes-rounds100": {"algorithm": {"name": "pfedbayes"}, "federation": {"rounds": 100}},
+    "pfedbayes-scale0.01-penalty0.16": {"algorithm": {"name": "pfedbayes", "initial_scale": 0.01, "penalty": 0.16}},
+    "pfedbayes-penalty0.1": {"algorithm": {"name": "pfedbayes", "penalty": 0.1}},
+}
+"""Runs that explain a number and are in no table, with the sections that they change."""
+
+HALF = "fashion_mnist-dir0.1-half"
+SMALL = "fashion_mnist-dir0.1-small"
+REPEATED = ("fedavg_ft", "perfedavg", "pfedbayes", *(name for name in EXPLANATIONS if not name.startswith("pfedme")))
+"""What runs with three seeds in the small world."""
 
 RUNS = [
-    *(("fashion_mnist-dir0.1", algorithm) for algorithm in ("pfedfda", "fedavg_ft", "fedavg", "local")),
-    *(("cifar10-dir0.5-quarter", algorithm) for algorithm in ("pfedfda", "fedavg_ft", "fedavg")),
-    ("fashion_mnist-dir0.1", "pfedfda-ridge0.01"),
-    *(("fashion_mnist-dir0.1-half", algorithm) for algorithm in sorted([*TABLE, *VARIANTS, *EXPLANATIONS])),
+    *(("fashion_mnist-dir0.1", algorithm, 0) for algorithm in ("pfedfda", "fedavg_ft", "fedavg", "local")),
+    *(("cifar10-dir0.5-quarter", algorithm, 0) for algorithm in ("pfedfda", "fedavg_ft", "fedavg")),
+    ("fashion_mnist-dir0.1", "pfedfda-ridge0.01", 0),
+    *((HALF, algorithm, 0) for algorithm in sorted([*TABLE, *VARIANTS, *EXPLANATIONS])),
+    *((SMALL, algorithm, seed) for algorithm in REPEATED for seed in (0, 1, 2)),
 ]
 
 
-def configuration(world: str, algorithm: str, data_dir: str) -> dict[str, Any]:
+def run_name(world: str, algorithm: str, seed: int) -> str:
+    """Return the name of a run; seed 0 is not mentioned."""
+    return f"{world}-{algorithm}-seed{seed}" if seed else f"{world}-{algorithm}"
+
+
+def configuration(world: str, algorithm: str, seed: int, data_dir: str) -> dict[str, Any]:
     """Return the configuration of a run."""
-    values = {section: dict(options) for section, options in PROTOCOL.items()}
-    for section, options in WORLDS[world].items():
-        values.setdefault(section, {}).update(options)
-    every = {**{name: {"name": name} for name in TABLE}, **VARIANTS, **EXPLANATIONS}
-    values["algorithm"] = dict(every[algorithm] if world.endswith("half") else ALGORITHMS[algorithm])
-    if algorithm == "local" and not world.endswith("half"):
+    values: dict[str, Any] = {section: dict(options) for section, options in PROTOCOL.items()}
+    changes = EXPLANATIONS.get(algorithm, {"algorithm": _options(world, algorithm)})
+    for layer in (WORLDS[world], changes):
+        for section, options in layer.items():
+            values.setdefault(section, {}).update(options)
+    if algorithm == "local" and world not in (HALF, SMALL):
         values["federation"]["train"] = "cohort"  # as in the experiments of pFedFDA
     values["data"]["dir"] = data_dir
+    values["seed"] = seed
     return values
 
 
-def run_one(world: str, algorithm: str, data_dir: str) -> dict[str, Any]:
+def _options(world: str, algorithm: str) -> dict[str, Any]:
+    """Return the options of an algorithm in a table."""
+    if world not in (HALF, SMALL):
+        return ALGORITHMS[algorithm]
+    return VARIANTS.get(algorithm, {"name": algorithm})
+
+
+def run_one(world: str, algorithm: str, seed: int, data_dir: str) -> dict[str, Any]:
     """Run one configuration and return its record."""
     from fedtailor.experiment.config import make_config
     from fedtailor.experiment.records import read_run
     from fedtailor.experiment.run import run
 
-    values = configuration(world, algorithm, data_dir)
+    values = configuration(world, algorithm, seed, data_dir)
     about = machine()
     with tempfile.TemporaryDirectory() as folder:
         result = run(make_config(values), out=Path(folder) / "run")
@@ -156,7 +199,8 @@ def print_table(world: str) -> None:
 def table(world: str) -> str:
     """Return the records of a world as a Markdown table: the model a method is judged by, and every point."""
     records = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{world}-*.json"))]
-    records = [record for record in records if record["world"] == world and record["variant"] not in EXPLANATIONS]
+    records = [record for record in records if record["world"] == world and record["seeds"] == [0]]
+    records = [record for record in records if record["variant"] not in EXPLANATIONS]
     if not records:
         return ""
     names = ["algorithm", "judged at", "mean", "pooled", "worst 10 %"]
@@ -167,7 +211,7 @@ def table(world: str) -> str:
 
 
 def line_of(record: dict[str, Any]) -> list[str]:
-    """Return the cells of a record: accuracies in percent over the 100 clients, for one seed."""
+    """Return the cells of a record: accuracies in percent over the 100 clients, for its seed."""
     point = load_algorithm(record["config"]["algorithm"]["name"]).primary_evaluation
     scores = {name: metrics["accuracy"] for name, metrics in record["metrics"].items()}
     cells = [record["variant"], point]
@@ -190,7 +234,7 @@ def main() -> None:
     if arguments.table:
         print_table(arguments.table)
         return
-    runs = {f"{world}-{algorithm}": (world, algorithm) for world, algorithm in RUNS if arguments.world in (None, world)}
+    runs = {run_name(*each): each for each in RUNS if arguments.world in (None, each[0])}
     if unknown := [name for name in arguments.only if name not in runs]:
         parser.error(f"--only: no run is named {', '.join(unknown)}; --list prints the names")
     try:
@@ -199,10 +243,10 @@ def main() -> None:
         parser.exit(2, f"{parser.prog}: error: {error.message}\n")
 
 
-def run_missing(runs: dict[str, tuple[str, str]], arguments: argparse.Namespace) -> None:
+def run_missing(runs: dict[str, tuple[str, str, int]], arguments: argparse.Namespace) -> None:
     """Run what has no record, or list all runs."""
     RESULTS.mkdir(exist_ok=True)
-    for name, (world, algorithm) in runs.items():
+    for name, (world, algorithm, seed) in runs.items():
         if arguments.only and name not in arguments.only:
             continue
         path = RESULTS / f"{name}.json"
@@ -212,7 +256,7 @@ def run_missing(runs: dict[str, tuple[str, str]], arguments: argparse.Namespace)
             print(f"{name} has a record", file=sys.stderr)
         else:
             print(f"{name} ...", file=sys.stderr, flush=True)
-            record = run_one(world, algorithm, arguments.data_dir)
+            record = run_one(world, algorithm, seed, arguments.data_dir)
             path.write_text(json.dumps(record, indent=1) + "\n")
             point = record["metrics"]["personalized"]["accuracy"]
             text = f"{name}: personalized {point['mean']:.4f} (mean over clients), {record['seconds']['total']:.0f} s"

@@ -48,7 +48,7 @@ VARIANTS = {
     "fedrod": [{"variant": "hyper"}, {"onboard_epochs": 0}],
     "ifca": [{"clusters": 1}, {"clusters": 4}],
     "knn_per": [{"neighbors": 1, "mixing": 1.0}, {"neighbors": 3, "kernel_scale": 0.1}],
-    "lg_fedavg": [{"shared_layers": 2}],
+    "lg_fedavg": [{"shared_layers": 2}, {"finetune_epochs": 2}],
     "moon": [{"penalty": 5.0, "temperature": 0.1}],
     "perfedavg": [{"variant": "first_order", "adapt_steps": 3}, {"inner_lr": 0.1}],
     "pfedbayes": [{"draws": 2, "mixing": 0.5}],

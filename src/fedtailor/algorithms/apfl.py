@@ -14,6 +14,8 @@ never sends them.
 Deviations:
 * The paper computes both gradients of a batch before it moves either model. Here, as in the released code, the second
   gradient sees the new w_i. alpha moves by the derivative at that mixture, without the term 0.02 alpha of the code.
+* alpha is 0.25 as in McLaughlin and Su 2024 (pFedFDA), who chose it from 0.25 to 1. The released code has 0.5, or
+  adapts it.
 * Uploads have the weight n_i; the paper weights them equally. w_i and v_i follow ``[training]``, each with its own
   momentum; the paper takes plain steps.
 * v_i starts at the common initialization when a client first takes part. Until then the client predicts with w. The
@@ -128,7 +130,7 @@ class APFL(Algorithm[ModelState, ClientState, Params]):
     onboarding = (RoundOfTraining(),)
 
     alpha: Annotated[float, Range(ge=0, le=1)] = 0.25
-    """Share of the client's own model in its mixture, at first if it adapts; 0.25 as in pFedFDA's experiments."""
+    """Share of the client's own model in its mixture, at first if it adapts."""
     adaptive: bool = False
     """Whether every client adapts its share, once per round."""
 

@@ -11,6 +11,8 @@ Messages: down ``model`` (w^t); up ``model`` (w_i, weight n_i). The client keeps
 Deviations:
 * The center of the penalty is the received model, as in the paper. Some implementations take the model that the client
   has just trained for the server, which lies nearer to its own data.
+* ``penalty`` and ``personal_epochs`` are those of McLaughlin and Su 2024 (pFedFDA), who chose 1 from 0.05 to 2. Zhang
+  et al. 2023 (FedCR) chose 0.001 to 0.1. The released code has no useful default (0, which is Local).
 * Both tasks use ``[training]``, its momentum and weight decay included, as in the experiments of McLaughlin and Su 2024
   (pFedFDA); the paper takes plain steps of SGD. The decay of v_i pulls towards 0, not towards w^t.
 * v_i starts at the common initialization when the client first takes part, as in the paper. Until then the client

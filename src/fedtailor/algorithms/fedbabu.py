@@ -9,8 +9,8 @@ Messages: down ``body``; up ``body`` (weight n_i). The head is that of the commo
 from the seed and keeps it, so it costs no bytes. Buffers of batch normalization belong to the body.
 
 Deviations: the head is not among the trained parameters; if only its gradient were set to zero, momentum and decay
-would still move it. The paper compares fine-tuning of the body, of the head and of both. McLaughlin and Su 2024
-(pFedFDA) tune the head for 5 epochs, the default here. The released code of Zhang et al. 2023 (FedCR) trains and keeps
+would still move it. The paper compares fine-tuning of the body, of the head and of both. The default here, 5 epochs of
+the head, is that of McLaughlin and Su 2024 (pFedFDA). The released code of Zhang et al. 2023 (FedCR) trains and keeps
 heads under this name, which is FedPer. A client that never took part is treated as the others are.
 """
 
