@@ -189,7 +189,7 @@ def verdict_cells(paper: Paper, row: Record, records: list[Record]) -> list[str]
     """Return the cells of a number."""
     own = [record for record in records if record["digest"] == row["digest"] and record["seed"] in row["seeds"]]
     wall = math.fsum(record["result"]["seconds"]["total"] for record in own) / 60
-    cpu = [record["cpu_seconds"] / 60 for record in own if "cpu_seconds" in record]
+    cpu = [record["cpu_seconds"] / 60 for record in own if record.get("cpu_seconds") is not None]
     spread = "" if row["spread"] is None else f" ± {points(row['spread'])}"
     return [
         row["table"],
@@ -291,7 +291,7 @@ def hours_of(planned: list[Cell], records: list[Record], seeds: int = 1) -> str:
 def costs(papers: dict[str, Paper], records: dict[str, list[Record]]) -> str:
     """Return the section about hours: spent, and for all that the papers print."""
     every = [record for own in records.values() for record in own]
-    cpu = [record["cpu_seconds"] / 3600 for record in every if "cpu_seconds" in record]
+    cpu = [record["cpu_seconds"] / 3600 for record in every if record.get("cpu_seconds") is not None]
     body = []
     for name, paper in papers.items():
         printed = printed_runs(paper)

@@ -244,6 +244,9 @@ def test_what_a_run_would_cost(paper):
     assert estimate(larger, [record]) == Estimate(pytest.approx(160.0), "other networks")
     on_two_cores = {**record, "cpu_seconds": 60.0, "provenance": {"machine": {"physical_cores": 2}}}
     assert estimate(tuned, [on_two_cores]).seconds == 30.0
+    resumed = {**record, "cpu_seconds": None}  # what the interrupted process took is not known
+    assert estimate(tuned, [resumed]) is None and estimate(half, [resumed]) is None
+    assert estimate(tuned, [resumed, on_two_cores]).seconds == 30.0
     assert estimate(tuned, []) is None and estimate(tuned, [diverged]) is None
 
 
@@ -267,8 +270,12 @@ def test_sizes_of_runs(where, passes):
 
 
 def test_a_run_that_would_take_too_long_is_stopped_early(paper, tmp_path, monkeypatch):
-    clock = iter([0, 5, 10])
-    monkeypatch.setattr("fedtailor.papers.runs.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    # processor time of user, system and children; before the run, when it begins, and after each of two rounds
+    spent = iter([(0, 0, 0, 0), (0, 0, 0, 0), (8, 1, 1, 0), (16, 2, 1, 1)])
+    names = ("user", "system", "children_user", "children_system")
+    times = SimpleNamespace(times=lambda: SimpleNamespace(**dict(zip(names, next(spent), strict=True))))
+    monkeypatch.setattr("fedtailor.papers.runs.os", times)
+    monkeypatch.setattr("fedtailor.papers.runs.physical_cores", lambda: 2)
     cell = expand(paper, "1", "a", "tuned")
     with pytest.raises(TooLong) as caught:
         run_cell(cell, tmp_path / "out", progress=TimeLimit(Silence(), 19))

@@ -62,7 +62,7 @@ def estimate(cell: Cell, records: Iterable[Record]) -> Estimate | None:
     if ":" not in algorithm and algorithm not in TABLE:
         return None
     finished = [record for record in records if _has_trained(record)]
-    same = [run_seconds(record) for record in finished if record["digest"] == cell.digest]
+    same = _known_seconds(record for record in finished if record["digest"] == cell.digest)
     if same:
         return Estimate(statistics.median(same), "another seed")
     alike = [record for record in finished if _network(record["config"]) == _network(cell.values)]
@@ -74,15 +74,22 @@ def estimate(cell: Cell, records: Iterable[Record]) -> Estimate | None:
     return None
 
 
-def run_seconds(record: Record) -> float:
-    """Return the seconds of a run on a machine that does nothing else.
+def run_seconds(record: Record) -> float | None:
+    """Return the seconds of a run on a machine that does nothing else; None if they are not known.
 
-    That is its processor time divided by the number of cores. Older records have the wall clock only, which also counts
-    other work on the machine, and pauses.
+    That is its processor time divided by the number of cores. It is not known of a run that was interrupted and
+    resumed. Older records have the wall clock only, which also counts other work on the machine, and pauses.
     """
-    if "cpu_seconds" in record:
-        return float(record["cpu_seconds"] / record["provenance"]["machine"]["physical_cores"])
-    return float(record["result"]["seconds"]["total"])
+    if "cpu_seconds" not in record:
+        return float(record["result"]["seconds"]["total"])
+    if record["cpu_seconds"] is None:
+        return None
+    return float(record["cpu_seconds"] / record["provenance"]["machine"]["physical_cores"])
+
+
+def _known_seconds(records: Iterable[Record]) -> list[float]:
+    """Return the seconds of the runs of which they are known."""
+    return [seconds for record in records if (seconds := run_seconds(record)) is not None]
 
 
 def _has_trained(record: Record) -> bool:
@@ -99,7 +106,7 @@ def _scaled(cell: Cell, records: Iterable[Record]) -> float | None:
     """Return the seconds of a run from those of others; None if there are none, or its size is not known."""
     wanted = _work(cell.values)
     sizes = [(run_seconds(record), _work(record["config"])) for record in records]
-    rates = [seconds / work for seconds, work in sizes if work]
+    rates = [seconds / work for seconds, work in sizes if work and seconds is not None]
     if not wanted or not rates:
         return None
     return statistics.median(rates) * wanted

@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import statistics
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from fedtailor.experiment.summary import evaluation_name
 from fedtailor.papers.records import Record, make_record
 from fedtailor.papers.tables import Cell
 from fedtailor.papers.training import training_metrics
+from fedtailor.simulation.engines.workers import physical_cores
 
 _EVALUATIONS = 10
 """Evaluations of global and local models in a run."""
@@ -41,10 +41,14 @@ class TooLong(RunError):
 
 
 class TimeLimit:
-    """Passes the progress of a run on, and stops a run that would take too long."""
+    """Passes the progress of a run on, and stops a run that would take too long.
+
+    Like the estimates, it counts processor time divided by the number of cores: a run that shares the machine with
+    other work is not longer for it.
+    """
 
     def __init__(self, inner: Progress, seconds: float) -> None:
-        """Stop a run that would take more than ``seconds``, judged by its first rounds."""
+        """Stop a run that would take more than ``seconds`` on a machine that does nothing else, by its first rounds."""
         self._inner = inner
         self._limit = seconds
         self._rounds = 0
@@ -56,7 +60,7 @@ class TimeLimit:
         """Start a run of one seed, of which ``done`` rounds were done before."""
         self._rounds = num_rounds
         self._done = done
-        self._last = time.monotonic()
+        self._last = _cpu_seconds()
         self._seconds = []
         self._inner.begin(title, num_rounds, done)
 
@@ -68,11 +72,11 @@ class TimeLimit:
         """
         self._inner.round(record)
         done = record["round"] - self._done
-        now = time.monotonic()
-        self._seconds.append(now - self._last)
+        now = _cpu_seconds()
+        self._seconds.append((now - self._last) / physical_cores())
         self._last = now
         if done == max(2, math.ceil(_SHARE_BEFORE_LIMIT * self._rounds)):
-            expected = statistics.median(self._seconds) * self._rounds  # a pause of the process does not count
+            expected = statistics.median(self._seconds) * self._rounds
             if expected > self._limit:
                 raise TooLong(expected)
 
