@@ -18,7 +18,7 @@ def test_stacked_clients_agree_with_the_loop(algorithm, model):
     assert_close_runs(oracle(algorithm, model), stacked(algorithm, model, 32))
 
 
-@cases("regrouped", block=[1, 2, 3, 32] if FULL else [1, 3])
+@cases("regrouped", every=2, block=[1, 2, 3, 32] if FULL else [1, 3])
 def test_grouping_of_clients_does_not_matter(algorithm, model, block):
     assert_close_runs(oracle(algorithm, model), stacked(algorithm, model, block))
 
@@ -33,12 +33,12 @@ def test_threads_give_the_same_bits_with_convolutions_and_dropout():
         assert_same_runs(oracle("fedavg_ft", model), run(build("fedavg_ft"), Workers(2), small_federation(model)))
 
 
-@cases("padding", models=("module",))
+@cases("padding", models=("module",), every=2)
 def test_padding_is_inert(algorithm, model):
     assert_close_runs(oracle(algorithm, model), run(build(algorithm), Padded(Reference()), small_federation(model)))
 
 
-@cases("padding_stacked")
+@cases("padding_stacked", every=2)
 def test_padding_is_inert_when_stacked(algorithm, model):
     assert_close_runs(oracle(algorithm, model), run(build(algorithm), Padded(Batched(3)), small_federation(model)))
 

@@ -114,7 +114,7 @@ def test_steps_of_new_clients_count_what_onboarding_says(algorithm, model="modul
     assert last.steps == sum(last.metrics["steps"].values()) + sums["known"] + sums["new"]
 
 
-@cases("structure", models=("module",))
+@cases("structure", models=("module",), every=2)
 def test_structures_are_stable_over_rounds(algorithm, model):
     one, observed = spied(build(algorithm))
     federation = small_federation(model)
@@ -134,7 +134,7 @@ def test_structures_are_stable_over_rounds(algorithm, model):
             assert structure(value) == structure(first), kind
 
 
-@cases("inputs", models=("module",), engine=[Reference(), Batched(3)])
+@cases("inputs", models=("module",), every=2, engine=[Reference(), Batched(3)])
 def test_inputs_are_not_modified(algorithm, model, engine):
     one, _ = spied(build(algorithm))
     run(one, Guarding(engine), small_federation(model))

@@ -163,7 +163,7 @@ def test_degenerate_options_are_legal_and_warn(name):
     assert sentences and all(sentence[-1] == "." for sentence in sentences)
 
 
-@cases("new_clients_learn")
+@cases("new_clients_learn", every=2)
 def test_new_clients_get_a_model_that_was_trained(algorithm, model):
     """One generic fine-tuning for all methods evaluates, for some, a model that nothing trained."""
     separable = make_federation(perceptron(), (24, 36, 30, 40), (30, 24), distance=3.0, test_size=40)

@@ -34,6 +34,7 @@ def test_a_run_of_digits_loads_no_other_engine_and_no_other_data(tmp_path, engin
     assert sorted(readers) == ["fedtailor.data.datasets.digits", "fedtailor.data.datasets.known"]
 
 
+@pytest.mark.slow
 def test_an_engine_is_loaded_when_it_is_named(tmp_path):
     modules = modules_after(tmp_path, "-a", "fedavg", "--engine", "batched")
     assert "fedtailor.simulation.engines.batched" in modules

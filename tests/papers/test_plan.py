@@ -275,7 +275,7 @@ def test_a_run_that_would_take_too_long_is_stopped_early(paper, tmp_path, monkey
     names = ("user", "system", "children_user", "children_system")
     times = SimpleNamespace(times=lambda: SimpleNamespace(**dict(zip(names, next(spent), strict=True))))
     monkeypatch.setattr("fedtailor.papers.runs.os", times)
-    monkeypatch.setattr("fedtailor.papers.runs.physical_cores", lambda: 2)
+    monkeypatch.setattr("fedtailor.papers.runs.machine", lambda: {"physical_cores": 2})
     cell = expand(paper, "1", "a", "tuned")
     with pytest.raises(TooLong) as caught:
         run_cell(cell, tmp_path / "out", progress=TimeLimit(Silence(), 19))

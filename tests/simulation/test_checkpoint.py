@@ -53,7 +53,14 @@ class Run:
         return self.checkpoints.restore(lambda records: "")
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedpac", "fedrep", "pfedfda", "pfedvem", "fedproto"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "scaffold",
+        "pfedfda",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedpac", "fedrep", "pfedvem", "fedproto")),
+    ],
+)
 def test_another_process_goes_on_with_the_same_bits(tmp_path, name):
     """In float32, where every bit counts; the first process has trained half of a round more when it ends."""
     whole = list(Run(tmp_path / "whole", name).rounds())
@@ -135,6 +142,7 @@ def newest_files(folder):
     return ["000003.json", "000003.safetensors", *(f"states-{int(number):06d}.trees" for number in names[1] - names[0])]
 
 
+@pytest.mark.slow
 def test_damage_is_found_and_the_checkpoint_before_is_used(tmp_path):
     states = saved(tmp_path / "0")
     number = 0

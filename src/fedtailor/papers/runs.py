@@ -15,13 +15,13 @@ from fedtailor.core.atomic import safe_name
 from fedtailor.core.errors import RunError
 from fedtailor.experiment.config import Config, make_config
 from fedtailor.experiment.progress import Progress
+from fedtailor.experiment.provenance import machine
 from fedtailor.experiment.records import Run, holds_run, read_run
 from fedtailor.experiment.run import run, unused_folder
 from fedtailor.experiment.summary import evaluation_name
 from fedtailor.papers.records import Record, make_record
 from fedtailor.papers.tables import Cell
 from fedtailor.papers.training import training_metrics
-from fedtailor.simulation.engines.workers import physical_cores
 
 _EVALUATIONS = 10
 """Evaluations of global and local models in a run."""
@@ -51,6 +51,7 @@ class TimeLimit:
         """Stop a run that would take more than ``seconds`` on a machine that does nothing else, by its first rounds."""
         self._inner = inner
         self._limit = seconds
+        self._cores: int = machine()["physical_cores"]
         self._rounds = 0
         self._done = 0
         self._last = 0.0
@@ -73,7 +74,7 @@ class TimeLimit:
         self._inner.round(record)
         done = record["round"] - self._done
         now = _cpu_seconds()
-        self._seconds.append((now - self._last) / physical_cores())
+        self._seconds.append((now - self._last) / self._cores)
         self._last = now
         if done == max(2, math.ceil(_SHARE_BEFORE_LIMIT * self._rounds)):
             expected = statistics.median(self._seconds) * self._rounds

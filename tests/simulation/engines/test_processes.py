@@ -162,6 +162,7 @@ def test_a_client_whose_process_dies_fails_alone():
         assert [int(output) for output in outputs] == [0, 1, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_too_long_fails_alone(tmp_path):
     started = tmp_path / "started"
     with Processes(1, timeout=30.0) as engine:  # a process that starts imports PyTorch, which may take long
@@ -175,6 +176,7 @@ def test_a_client_that_takes_too_long_fails_alone(tmp_path):
         assert [int(output) for output in engine.map(programs.deadly, COMMON, [job(0), job(1)])] == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_client_that_writes_to_the_data_of_others_ends_its_process_only(tmp_path):
     x = torch.ones(4, 3)
     with Processes(1) as engine:
@@ -194,6 +196,7 @@ def test_a_process_that_closes_its_connection_does_not_remove_the_files_of_the_d
 # How processes end
 
 
+@pytest.mark.slow
 def test_an_interruption_ends_clients_and_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(mapped_tables.tempfile, "tempdir", str(tmp_path))
     started = tmp_path / "started"
@@ -242,6 +245,7 @@ def parent(tmp_path, program):
     return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
+@pytest.mark.slow
 def test_processes_end_when_their_parent_is_killed(tmp_path):
     with parent(tmp_path, "slow") as process:
         wait_until(lambda: pids(tmp_path / "started"))
