@@ -97,13 +97,8 @@ EXPLANATIONS: dict[str, dict[str, dict[str, Any]]] = {
     "pfedme-outer0.02": {"algorithm": {"name": "pfedme", "outer_lr": 0.02}},
     "perfedavg-lr0.1": {"algorithm": {"name": "perfedavg"}, "training": {"lr": 0.1}},
     "perfedavg-lr0.03": {"algorithm": {"name": "perfedavg"}, "training": {"lr": 0.03}},
-    "perfedavg-fo-lr0.1": {"algorithm": {"name": "perfedavg", "variant": "first_order"}, "training": {"lr": 0.1}},
-    "perfedavg-rounds100": {"algorithm": {"name": "perfedavg"}, "federation": {"rounds": 100}},
     "perfedavg-adapt10": {"algorithm": {"name": "perfedavg", "adapt_epochs": 10}},
     "pfedbayes-scale0.01": {"algorithm": {"name": "pfedbayes", "initial_scale": 0.01}},
-    "pfedbayes-rates0.003": {"algorithm": {"name": "pfedbayes", "personal_lr": 0.003, "global_lr": 0.003}},
-    "pfedbayes-rounds100": {"algorithm": {"name": "pfedbayes"}, "federation": {"rounds": 100}},
-    "pfedbayes-scale0.01-penalty0.16": {"algorithm": {"name": "pfedbayes", "initial_scale": 0.01, "penalty": 0.16}},
     "pfedbayes-penalty0.1": {"algorithm": {"name": "pfedbayes", "penalty": 0.1}},
 }
 """Runs that explain a number and are in no table, with the sections that they change."""
