@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,10 +120,8 @@ class _Beginning(NamedTuple):
 
     state: RunState | None
     """The server's side of the run after these rounds; None: there are none."""
-    history: list[dict[str, Any]]
-    """The records of these rounds."""
-    events: list[list[dict[str, Any]]]
-    """Lists of what happened in them."""
+    totals: summary.Totals
+    """Sums over these rounds."""
     seconds: float = 0.0
     """What they took."""
     result: dict[str, Any] | None = None
@@ -158,8 +156,7 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, An
             return result
         try:
             beginning = _begin(parts, folder, checkpoints, progress)
-            history = beginning.history
-            events = beginning.events
+            totals = beginning.totals
             result = beginning.result
             if result is None:
                 for report in simulate(
@@ -172,14 +169,15 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, An
                     resume=beginning.state,
                     events=beginning.absences,
                 ):
-                    history.append(_write_round(parts, folder, progress, report))
-                    events.append(report.events)
+                    record = _write_round(parts, folder, progress, report)
+                    totals.add_round(record)
+                    totals.add_events(report.events)
                     seconds = beginning.seconds + time.perf_counter() - start
                     if _checkpoint_is_due(config, report.round):
                         checkpoints.save(report.state, {"records": folder.bookmark(), "seconds": seconds})
-                _write_models(parts, folder, report)
+                folder.write_models(_models(parts, report))
                 _say_who_never_trained(parts, folder, progress, report)
-                result = _result(parts, folder, report, history, events)
+                result = _result(parts, folder, report, record, totals)
                 result["seconds"]["total"] = beginning.seconds + time.perf_counter() - start
                 if config.checkpoint.every > 0:
                     notes = {"records": folder.bookmark(), "seconds": result["seconds"]["total"], "result": result}
@@ -216,7 +214,7 @@ def _begin(parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, prog
             notes.append("no checkpoint can be used: the run begins again with its first round.")
         if software:
             folder.write_provenance(_provenance(parts))
-        beginning = _Beginning(None, [], [], absences=absences)
+        beginning = _Beginning(None, summary.Totals(), absences=absences)
         folder.write_split({**split_record(parts.divided.division, parts.divided.conditions)})
         notes += parts.notes
     else:
@@ -224,10 +222,13 @@ def _begin(parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, prog
         notes.append(f"resumed after round {done} of {parts.config.schedule.rounds}.")
         if software:
             notes.append(f"the last bits of results can differ from those of one process: {software}.")
+        totals = summary.Totals()
+        for record in folder.rounds():
+            totals.add_round(record)
+        totals.add_events(folder.events())
         beginning = _Beginning(
             state=restored.state,
-            history=folder.rounds(),
-            events=[folder.events()],
+            totals=totals,
             seconds=float(restored.notes["seconds"]),
             result=restored.notes.get("result"),
             absences=absences,
@@ -255,15 +256,11 @@ def _write_round(parts: PreparedRun, folder: RunFolder, progress: Progress, repo
 
 
 def _result(
-    parts: PreparedRun,
-    folder: RunFolder,
-    last: RoundReport,
-    history: list[dict[str, Any]],
-    events: list[list[dict[str, Any]]],
+    parts: PreparedRun, folder: RunFolder, last: RoundReport, record: dict[str, Any], totals: summary.Totals
 ) -> dict[str, Any]:
-    """Return the result of a run from the report of its last round and the records of all rounds."""
+    """Return the result of a run from the report and the record of its last round, and the sums over all rounds."""
     config = parts.config
-    metrics, new_clients = summary.final_metrics(history[-1])
+    metrics, new_clients = summary.final_metrics(record)
     result = {
         "run": str(folder.path),
         "algorithm": config.algorithm.name,
@@ -278,8 +275,8 @@ def _result(
         result["new_clients"] = new_clients
     if parts.divided.division.client_names:
         result["sites"] = summary.site_scores(last, parts.federation)
-    result |= summary.totals(history)
-    result |= {"events": summary.count_events(events), "engine": parts.engine.name, "device": "cpu"}
+    result |= totals.record()
+    result |= {"engine": parts.engine.name, "device": "cpu"}
     return result
 
 
@@ -293,8 +290,8 @@ def _say_who_never_trained(parts: PreparedRun, folder: RunFolder, progress: Prog
         progress.note(note)
 
 
-def _write_models(parts: PreparedRun, folder: RunFolder, last: RoundReport) -> None:
-    """Write every client's personal model with its card."""
+def _models(parts: PreparedRun, last: RoundReport) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
+    """Yield every client's name, its personal model as a file, and its card."""
     config = parts.config
     federation = parts.federation
     model_names = (config.model.name, *config.model.others)
@@ -323,7 +320,7 @@ def _write_models(parts: PreparedRun, folder: RunFolder, last: RoundReport) -> N
             "scores": scored.get(client, {}),
             "tensors": {leaf_path: list(leaf.shape) for leaf_path, leaf in tree.paths(personal).items()},
         }
-        folder.write_model(name, encode(personal), card)
+        yield name, encode(personal), card
 
 
 def _provenance(parts: PreparedRun) -> dict[str, Any]:
