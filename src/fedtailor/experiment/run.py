@@ -5,20 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtailor.core import tree
 from fedtailor.core.atomic import safe_name
-from fedtailor.core.codec import encode
-from fedtailor.core.metrics import per_client
-from fedtailor.core.per_example import holds_examples
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.data.build import split_record
 from fedtailor.experiment import summary
 from fedtailor.experiment.assembly import PreparedRun, assemble
 from fedtailor.experiment.config import Config, to_toml
+from fedtailor.experiment.personal_models import personal_models
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.experiment.provenance import describe, describe_data, machine, versions
 from fedtailor.experiment.records import RunFolder, exclusive, holds_run
@@ -175,7 +172,7 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, An
                     seconds = beginning.seconds + time.perf_counter() - start
                     if _checkpoint_is_due(config, report.round):
                         checkpoints.save(report.state, {"records": folder.bookmark(), "seconds": seconds})
-                folder.write_models(_models(parts, report))
+                folder.write_models(personal_models(parts, report))
                 _say_who_never_trained(parts, folder, progress, report)
                 result = _result(parts, folder, report, record, totals)
                 result["seconds"]["total"] = beginning.seconds + time.perf_counter() - start
@@ -288,39 +285,6 @@ def _say_who_never_trained(parts: PreparedRun, folder: RunFolder, progress: Prog
         note = f"{never} of {roster.population} clients never trained, or none of their results could be used."
         folder.add_events([{"kind": "note", "text": note}])
         progress.note(note)
-
-
-def _models(parts: PreparedRun, last: RoundReport) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
-    """Yield every client's name, its personal model as a file, and its card."""
-    config = parts.config
-    federation = parts.federation
-    model_names = (config.model.name, *config.model.others)
-    scored = {
-        client: per_client(scores)
-        for evaluation in last.evaluations
-        if evaluation.point == "personalized" and evaluation.test_set == "clients"
-        for client, scores in zip(evaluation.ids, evaluation.scores, strict=True)
-    }
-    for client, personal in last.personal.items():
-        name = federation.client_names[client] if federation.client_names else str(client)
-        card = {
-            "algorithm": config.algorithm.name,
-            "model": model_names[client % len(model_names)],
-            "dataset": parts.divided.dataset.name,
-            "seed": config.seeds[0],
-            "round": last.round,
-            "adaptation": parts.algorithm.adaptation_summary(new=client in federation.roster.new),
-            "participated": client in last.state.participated,
-            "holds_examples": holds_examples(personal),
-            "input_shape": list(federation.common_task.input_shape),
-            "num_classes": federation.common_task.num_classes,
-            "class_names": list(federation.class_names),
-            "condition": federation.conditions[client] if federation.conditions else "clean",
-            "class_counts": federation.info(client).class_counts.long().tolist(),
-            "scores": scored.get(client, {}),
-            "tensors": {leaf_path: list(leaf.shape) for leaf_path, leaf in tree.paths(personal).items()},
-        }
-        yield name, encode(personal), card
 
 
 def _provenance(parts: PreparedRun) -> dict[str, Any]:
