@@ -12,6 +12,7 @@ import torch
 
 import fedtailor
 from fedtailor.cli.main import main
+from fedtailor.cli.show.estimate import show_estimate
 from fedtailor.core import tree
 from fedtailor.experiment import config
 from fedtailor.experiment.config import parse_assignment
@@ -217,6 +218,25 @@ def test_checkpoints_may_be_rarer_or_left_out(folder, capsys):
         assert [path.name for path in Path(every).glob("checkpoints/*.json")] == expected
     code, _, err = outcome([*SMALL, "--checkpoint-every", "-1", "--out", "one"], capsys)
     assert code == 3 and "checkpoint.every must be >= 0, got -1" in err
+
+
+def test_a_dry_run_says_what_a_run_takes_and_writes_nothing(folder, capsys):
+    command = [*SMALL, "-a", "fedavg", "--set", "data.val_fraction=0.2", "--out", "one"]
+    code, out, err = outcome([*command, "--dry-run", "--json"], capsys)
+    assert code == 0, err
+    found = json.loads(out)
+    assert list(folder.iterdir()) == []
+    assert all(found[name]["total"] > 0 for name in ("seconds", "memory", "disk"))
+    assert outcome(command, capsys)[0] == 0
+    sizes = {part: sum(path.stat().st_size for path in Path("one").glob(f"{part}/*")) for part in ("models",)}
+    sizes["split"] = Path("one/split.json").stat().st_size
+    sizes["records"] = sum(Path(f"one/{name}.jsonl").stat().st_size for name in ("rounds", "clients"))
+    for part, size in sizes.items():
+        assert 0.6 * size < found["disk"][part] < 1.7 * size, part
+    capsys.readouterr()
+    show_estimate(found)
+    out = capsys.readouterr().out
+    assert "fedavg on digits would take about this: 4 clients, 2 rounds" in out and "checkpoints" in out
 
 
 def test_only_runs_are_resumed(folder, capsys):

@@ -36,7 +36,7 @@ def test_round_trip(tmp_path):
         folder.add_events([{"kind": "note", "text": "hello"}])
         folder.add_round({"round": 1, "x": 0.5}, clients=[{"round": 1, "client": 0}], events=[{"round": 1}])
         folder.add_round({"round": 2, "x": float("nan")}, clients=[{"round": 2, "client": 0}])
-        folder.write_model("0", safetensors({"body/w": weight}), {"round": 2})
+        folder.write_models([("0", safetensors({"body/w": weight}), {"round": 2})])
         folder.finish({"metrics": {"loss": float("inf")}})
     run = read_run(tmp_path / "run")
     assert run.config == {"seed": 0, "data": {"dataset": "digits"}}
@@ -90,7 +90,7 @@ def test_a_torn_end_is_ignored(tmp_path):
 
 def test_damage_is_an_error_that_names_the_file(tmp_path):
     folder = new_folder(tmp_path / "run")
-    folder.write_model("0", safetensors({"w": np.zeros(2)}), {})
+    folder.write_models([("0", safetensors({"w": np.zeros(2)}), {})])
     with pytest.raises(DataError, match="cannot read"):
         read_run(tmp_path / "nothing")
     with pytest.raises(DataError, match=r"7\.json"):
@@ -105,6 +105,28 @@ def test_damage_is_an_error_that_names_the_file(tmp_path):
     (folder.path / "experiment.toml").write_text("[")
     with pytest.raises(DataError, match=r"experiment\.toml"):
         read_run(folder.path)
+
+
+def test_models_appear_together(tmp_path, monkeypatch):
+    folder = new_folder(tmp_path / "run")
+    models = [(str(client), safetensors({"w": np.full(2, client)}), {"round": 1}) for client in range(40)]
+    for operation, error in (("fsync", OSError(28, "No space left on device")), ("replace", KeyboardInterrupt())):
+
+        def broken(*_, error=error):
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(atomic.os, operation, broken)
+            with pytest.raises(RunError if operation == "fsync" else KeyboardInterrupt):
+                folder.write_models(models)
+        assert not (folder.path / "models").exists() and not list(folder.path.glob(".*"))
+    folder.write_models(models[:2])
+    folder.write_models(models[1:])  # those of an earlier attempt at the last round do not stay
+    assert len(list((folder.path / "models").iterdir())) == 2 * 39
+    assert read_run(folder.path).model(39)[0]["w"].tolist() == [39, 39]
+    (folder.path / ".models.1.tmp").mkdir()
+    folder.remove_temporary_files()
+    assert not list(folder.path.glob(".*"))
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
@@ -229,8 +251,7 @@ def test_different_names_are_different_files(first, second):
 def test_hostile_client_names_stay_inside(tmp_path):
     folder = new_folder(tmp_path / "run")
     names = ["../../escape", "/etc/passwd", "..", ".", "", "a" * 5000, "\ud800", "CON\x1b[31m", "=1+1"]
-    for name in names:
-        folder.write_model(name, safetensors({"w": np.zeros(1)}), {})
+    folder.write_models((name, safetensors({"w": np.zeros(1)}), {}) for name in names)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert len(list((folder.path / "models").iterdir())) == 2 * len(names)
     for name in names:

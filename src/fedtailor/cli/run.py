@@ -79,6 +79,10 @@ def run_(
         typer.Option("--set", metavar="KEY=VALUE", help="Any option, such as training.lr=0.05. May be repeated."),
     ] = None,
     out: Out = "",
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", metavar="", help="Only estimate time, memory and disk, from a trial of a few steps."),
+    ] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -104,6 +108,10 @@ def run_(
     }
     settings = _read_config(config, named, set_ or [])  # before torch is imported: a mistake is reported at once
 
+    if dry_run:
+        _estimate(settings, as_json=json)
+        return
+
     from fedtailor.cli.show.progress import make_progress
     from fedtailor.cli.show.results import show_result
     from fedtailor.experiment.run import default_folder, run
@@ -116,6 +124,19 @@ def run_(
         print_json(result)
     else:
         show_result(result)
+
+
+def _estimate(settings: Config, *, as_json: bool) -> None:
+    """Print what a run would take; nothing is written."""
+    from fedtailor.cli.show.estimate import show_estimate
+    from fedtailor.cli.show.progress import make_progress
+    from fedtailor.experiment.estimate import estimate
+
+    found = estimate(settings, make_progress())
+    if as_json:
+        print_json(found)
+    else:
+        show_estimate(found)
 
 
 def _read_config(path: str, named: dict[str, Any], assignments: Sequence[str]) -> Config:

@@ -7,7 +7,9 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +17,8 @@ from urllib.parse import quote
 from fedtailor.core.errors import RunError
 
 _LONGEST_NAME = 120
+_SYNCHRONIZED_AT_ONCE = 16
+"""Files. A disk synchronizes several in about the time of one."""
 
 
 def safe_name(name: str) -> str:
@@ -68,6 +72,54 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except BaseException:  # an interruption leaves nothing behind
         discard(temporary)
         raise
+
+
+def write_folder_whole(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
+    """Write a folder of many files so that it is there whole or not at all; an older one at its place is removed.
+
+    Every file is written before the first one is synchronized. So the disk is not waited for after each of them, which
+    would take most of the time where files are small and many.
+
+    Args:
+        path: the folder.
+        files: names and contents, one at a time.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    written: list[Path] = []
+    try:
+        temporary.mkdir()
+        for name, content in files:
+            written.append(temporary / name)
+            written[-1].write_bytes(content)
+        _synchronize_files(written)
+        synchronize_folder(temporary)
+        if path.exists():
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+        synchronize_folder(path.parent)
+    except OSError as reason:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise unwritable(path, reason) from reason
+    except BaseException:  # an interruption leaves nothing behind
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _synchronize_files(paths: Iterable[Path]) -> None:
+    pool = ThreadPoolExecutor(_SYNCHRONIZED_AT_ONCE)
+    try:
+        for _ in pool.map(_synchronize_file, paths):
+            pass
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _synchronize_file(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> bytes:

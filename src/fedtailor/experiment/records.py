@@ -18,14 +18,23 @@ import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from fedtailor.core.atomic import append_lines, discard, safe_name, synchronize_folder, to_json, unwritable, write_whole
+from fedtailor.core.atomic import (
+    append_lines,
+    discard,
+    safe_name,
+    synchronize_folder,
+    to_json,
+    unwritable,
+    write_folder_whole,
+    write_whole,
+)
 from fedtailor.core.errors import ConfigError, DataError, RunError
 
 if sys.platform != "win32":
@@ -213,6 +222,7 @@ class RunFolder:
         for folder in (self.path, *(path for path in self.path.iterdir() if path.is_dir())):
             for path in folder.glob(".*.tmp"):
                 discard(path)
+                shutil.rmtree(path, ignore_errors=True)
 
     def write_provenance(self, provenance: Record) -> None:
         """Write ``provenance.json``: where the results come from."""
@@ -272,12 +282,12 @@ class RunFolder:
         shutil.rmtree(self.path / "models", ignore_errors=True)
         return had_rounds
 
-    def rounds(self) -> list[dict[str, Any]]:
-        """Read the rounds that have been written."""
+    def rounds(self) -> Iterator[dict[str, Any]]:
+        """Read the rounds that have been written, one at a time."""
         return _read_lines(self._rounds.path)
 
-    def events(self) -> list[dict[str, Any]]:
-        """Read the events that have been written."""
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Read the events that have been written, one at a time."""
         return _read_lines(self._events.path)
 
     def absences(self, after: int) -> list[dict[str, Any]]:
@@ -311,17 +321,14 @@ class RunFolder:
     def _lines(self) -> tuple[_Lines, ...]:
         return self._rounds, self._clients, self._events
 
-    def write_model(self, client: str, data: bytes, card: Record) -> None:
-        """Write a client's model, which is a safetensors file, and its card.
+    def write_models(self, models: Iterable[tuple[str, bytes, Record]]) -> None:
+        """Write the models of all clients in place of older ones; they appear together.
 
-        The file name is the escaped name of the client.
+        Args:
+            models: name of the client, its model, which is a safetensors file, and its card, one client at a time. The
+                name of a file is the escaped name of the client.
         """
-        folder = self.path / "models"
-        folder.mkdir(exist_ok=True)
-        name = safe_name(client)
-        write_whole(folder / f"{name}.safetensors", data)
-        file = {"file": f"{name}.safetensors", "sha256": hashlib.sha256(data).hexdigest()}
-        write_whole(folder / f"{name}.json", to_json({"client": client, **card, **file}, indent=2))
+        write_folder_whole(self.path / "models", _model_files(models))
 
     def restart(self, config: str) -> None:
         """Make a folder of several seeds one that is running, with a configuration that may name more seeds."""
@@ -333,6 +340,15 @@ class RunFolder:
         """Write ``result.json`` and the final state."""
         write_whole(self.path / "result.json", to_json(result, indent=2) + "\n")
         self.set_state("finished")
+
+
+def _model_files(models: Iterable[tuple[str, bytes, Record]]) -> Iterator[tuple[str, bytes]]:
+    """Yield the names and contents of the files of models and cards."""
+    for client, data, card in models:
+        name = safe_name(client)
+        file = {"file": f"{name}.safetensors", "sha256": hashlib.sha256(data).hexdigest()}
+        yield f"{name}.safetensors", data
+        yield f"{name}.json", to_json({"client": client, **card, **file}, indent=2).encode()
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
@@ -422,7 +438,7 @@ def read_run(path: str | Path) -> Run:
         config = tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
         raise _damaged(path / "experiment.toml", reason) from reason
-    rounds = _read_lines(path / "rounds.jsonl")
+    rounds = list(_read_lines(path / "rounds.jsonl"))
     done = {record["round"] for record in rounds}
     clients = [record for record in _read_lines(path / "clients.jsonl") if record["round"] in done]
     events = [record for record in _read_lines(path / "events.jsonl") if record.get("round", 0) in done | {0}]
@@ -459,13 +475,17 @@ def _read_json(path: Path, default: Any = _MISSING) -> Any:
         raise _damaged(path, reason) from reason
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read lines of JSON; a last line without its end was being written when the run was killed."""
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Read lines of JSON, one at a time; a last line without its end was being written when the run was killed."""
     if not path.exists():
-        return []
-    *whole, _ = _read(path).split(b"\n")
+        return
     try:
-        return [json.loads(line) for line in whole]
+        with path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield json.loads(line)
+    except OSError as reason:
+        raise _unreadable(path, reason) from reason
     except ValueError as reason:
         raise _damaged(path, reason) from reason
 
@@ -474,7 +494,11 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as reason:
-        raise DataError(f"cannot read '{path}': {reason.strerror or reason}.", path=str(path)) from reason
+        raise _unreadable(path, reason) from reason
+
+
+def _unreadable(path: Path, reason: OSError) -> DataError:
+    return DataError(f"cannot read '{path}': {reason.strerror or reason}.", path=str(path))
 
 
 def _damaged(path: Path, reason: Exception) -> DataError:

@@ -9,16 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtailor.core import tree
 from fedtailor.core.atomic import safe_name
-from fedtailor.core.codec import encode
-from fedtailor.core.metrics import per_client
-from fedtailor.core.per_example import holds_examples
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.data.build import split_record
 from fedtailor.experiment import summary
 from fedtailor.experiment.assembly import PreparedRun, assemble
 from fedtailor.experiment.config import Config, to_toml
+from fedtailor.experiment.personal_models import personal_models
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.experiment.provenance import describe, describe_data, machine, versions
 from fedtailor.experiment.records import RunFolder, exclusive, holds_run
@@ -120,10 +117,8 @@ class _Beginning(NamedTuple):
 
     state: RunState | None
     """The server's side of the run after these rounds; None: there are none."""
-    history: list[dict[str, Any]]
-    """The records of these rounds."""
-    events: list[list[dict[str, Any]]]
-    """Lists of what happened in them."""
+    totals: summary.Totals
+    """Sums over these rounds."""
     seconds: float = 0.0
     """What they took."""
     result: dict[str, Any] | None = None
@@ -158,8 +153,7 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, An
             return result
         try:
             beginning = _begin(parts, folder, checkpoints, progress)
-            history = beginning.history
-            events = beginning.events
+            totals = beginning.totals
             result = beginning.result
             if result is None:
                 for report in simulate(
@@ -172,14 +166,15 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, An
                     resume=beginning.state,
                     events=beginning.absences,
                 ):
-                    history.append(_write_round(parts, folder, progress, report))
-                    events.append(report.events)
+                    record = _write_round(parts, folder, progress, report)
+                    totals.add_round(record)
+                    totals.add_events(report.events)
                     seconds = beginning.seconds + time.perf_counter() - start
                     if _checkpoint_is_due(config, report.round):
                         checkpoints.save(report.state, {"records": folder.bookmark(), "seconds": seconds})
-                _write_models(parts, folder, report)
+                folder.write_models(personal_models(parts, report))
                 _say_who_never_trained(parts, folder, progress, report)
-                result = _result(parts, folder, report, history, events)
+                result = _result(parts, folder, report, record, totals)
                 result["seconds"]["total"] = beginning.seconds + time.perf_counter() - start
                 if config.checkpoint.every > 0:
                     notes = {"records": folder.bookmark(), "seconds": result["seconds"]["total"], "result": result}
@@ -216,7 +211,7 @@ def _begin(parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, prog
             notes.append("no checkpoint can be used: the run begins again with its first round.")
         if software:
             folder.write_provenance(_provenance(parts))
-        beginning = _Beginning(None, [], [], absences=absences)
+        beginning = _Beginning(None, summary.Totals(), absences=absences)
         folder.write_split({**split_record(parts.divided.division, parts.divided.conditions)})
         notes += parts.notes
     else:
@@ -224,10 +219,13 @@ def _begin(parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, prog
         notes.append(f"resumed after round {done} of {parts.config.schedule.rounds}.")
         if software:
             notes.append(f"the last bits of results can differ from those of one process: {software}.")
+        totals = summary.Totals()
+        for record in folder.rounds():
+            totals.add_round(record)
+        totals.add_events(folder.events())
         beginning = _Beginning(
             state=restored.state,
-            history=folder.rounds(),
-            events=[folder.events()],
+            totals=totals,
             seconds=float(restored.notes["seconds"]),
             result=restored.notes.get("result"),
             absences=absences,
@@ -255,15 +253,11 @@ def _write_round(parts: PreparedRun, folder: RunFolder, progress: Progress, repo
 
 
 def _result(
-    parts: PreparedRun,
-    folder: RunFolder,
-    last: RoundReport,
-    history: list[dict[str, Any]],
-    events: list[list[dict[str, Any]]],
+    parts: PreparedRun, folder: RunFolder, last: RoundReport, record: dict[str, Any], totals: summary.Totals
 ) -> dict[str, Any]:
-    """Return the result of a run from the report of its last round and the records of all rounds."""
+    """Return the result of a run from the report and the record of its last round, and the sums over all rounds."""
     config = parts.config
-    metrics, new_clients = summary.final_metrics(history[-1])
+    metrics, new_clients = summary.final_metrics(record)
     result = {
         "run": str(folder.path),
         "algorithm": config.algorithm.name,
@@ -278,8 +272,8 @@ def _result(
         result["new_clients"] = new_clients
     if parts.divided.division.client_names:
         result["sites"] = summary.site_scores(last, parts.federation)
-    result |= summary.totals(history)
-    result |= {"events": summary.count_events(events), "engine": parts.engine.name, "device": "cpu"}
+    result |= totals.record()
+    result |= {"engine": parts.engine.name, "device": "cpu"}
     return result
 
 
@@ -291,39 +285,6 @@ def _say_who_never_trained(parts: PreparedRun, folder: RunFolder, progress: Prog
         note = f"{never} of {roster.population} clients never trained, or none of their results could be used."
         folder.add_events([{"kind": "note", "text": note}])
         progress.note(note)
-
-
-def _write_models(parts: PreparedRun, folder: RunFolder, last: RoundReport) -> None:
-    """Write every client's personal model with its card."""
-    config = parts.config
-    federation = parts.federation
-    model_names = (config.model.name, *config.model.others)
-    scored = {
-        client: per_client(scores)
-        for evaluation in last.evaluations
-        if evaluation.point == "personalized" and evaluation.test_set == "clients"
-        for client, scores in zip(evaluation.ids, evaluation.scores, strict=True)
-    }
-    for client, personal in last.personal.items():
-        name = federation.client_names[client] if federation.client_names else str(client)
-        card = {
-            "algorithm": config.algorithm.name,
-            "model": model_names[client % len(model_names)],
-            "dataset": parts.divided.dataset.name,
-            "seed": config.seeds[0],
-            "round": last.round,
-            "adaptation": parts.algorithm.adaptation_summary(new=client in federation.roster.new),
-            "participated": client in last.state.participated,
-            "holds_examples": holds_examples(personal),
-            "input_shape": list(federation.common_task.input_shape),
-            "num_classes": federation.common_task.num_classes,
-            "class_names": list(federation.class_names),
-            "condition": federation.conditions[client] if federation.conditions else "clean",
-            "class_counts": federation.info(client).class_counts.long().tolist(),
-            "scores": scored.get(client, {}),
-            "tensors": {leaf_path: list(leaf.shape) for leaf_path, leaf in tree.paths(personal).items()},
-        }
-        folder.write_model(name, encode(personal), card)
 
 
 def _provenance(parts: PreparedRun) -> dict[str, Any]:

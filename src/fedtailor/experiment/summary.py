@@ -130,17 +130,36 @@ def evaluation_name(evaluation: Mapping[str, Any]) -> str:
     return {"validation": "validation", "complete": f"{point}_complete"}.get(evaluation["test_set"], point)
 
 
-def totals(history: Sequence[Record]) -> Record:
-    """Return seconds, bytes and gradient steps of a whole run from the records of its rounds."""
-    seconds = {name: math.fsum(record["seconds"][name] for record in history) for name in ("train", "evaluate")}
-    moved = {way: sum(record["bytes"][way] for record in history) for way in ("up", "down")}
-    return {"seconds": seconds, "bytes": moved, "steps": sum(record["steps"] for record in history)}
+class Totals:
+    """Sums over the rounds of a run; the rounds themselves are not kept."""
 
+    def __init__(self) -> None:
+        """Start before the first round."""
+        self._seconds = {"train": 0.0, "evaluate": 0.0}
+        self._bytes = {"up": 0, "down": 0}
+        self._steps = 0
+        self._events: Counter[str] = Counter()
 
-def count_events(reports: Iterable[Sequence[Mapping[str, Any]]]) -> dict[str, int]:
-    """Return the number of events of each kind in the events of several rounds."""
-    found = Counter(event["kind"] for events in reports for event in events)
-    return {kind: found[kind] for kind in (*_EVENTS, "repeated")}
+    def add_round(self, record: Mapping[str, Any]) -> None:
+        """Add the record of a round."""
+        for name in self._seconds:
+            self._seconds[name] += record["seconds"][name]
+        for way in self._bytes:
+            self._bytes[way] += record["bytes"][way]
+        self._steps += record["steps"]
+
+    def add_events(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Count events."""
+        self._events.update(event["kind"] for event in events)
+
+    def record(self) -> Record:
+        """Return seconds, bytes and gradient steps, and the number of events of each kind."""
+        return {
+            "seconds": dict(self._seconds),
+            "bytes": dict(self._bytes),
+            "steps": self._steps,
+            "events": {kind: self._events[kind] for kind in (*_EVENTS, "repeated")},
+        }
 
 
 def event_sentences(report: RoundReport) -> list[str]:

@@ -31,7 +31,8 @@ def read_parquet(raw: bytes, place: Place, label_column: str, *, limit: int) -> 
         if columns is None or not _check_types(file.schema_arrow, columns, place):
             return None
         table = file.read(columns=[names[index] for index in _used(columns)])
-        by_index = [table.column(name) if name in table.column_names else None for name in names]
+        read = set(table.column_names)
+        by_index = [table.column(name) if name in read else None for name in names]
         cells = _cells(by_index, columns)
     except Unusable:
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -77,7 +78,8 @@ def find_columns(header: Sequence[str], place: Place, label_column: str) -> Colu
         place.error("unnamed_column", f"Column {names.index('') + 1} has no name; the columns are: {shown}.")
         return None
     if len(set(names)) < len(names):
-        twice = next(name for index, name in enumerate(names) if name in names[:index])
+        counts = Counter(names)
+        twice = next(name for name in names if counts[name] > 1)
         place.error("duplicate_column", f"Column {show(twice)} appears more than once.")
         return None
     if label_column not in names:
@@ -107,21 +109,20 @@ def check_table(place: Place, columns: Columns, cells: Cells) -> Table | None:
         message = f"Column {show(column)} must hold numbers: {wrong_cells} not, the first is {show(text)}."
         place.error("not_a_number", message, line)
         usable = False
-    for index, name in enumerate(columns.feature_names):
-        empty = np.flatnonzero(np.isnan(cells.values[:, index]))
-        if len(empty):
-            line = cells.lines[empty[0]]
-            message = f"Column {show(name)} has {counted(len(empty), 'empty cell')}; the first is in row {line}."
-            place.error("missing_value", message, line)
-            usable = False
-    for index, name in enumerate(columns.feature_names):
-        infinite = np.flatnonzero(np.isinf(cells.values[:, index]))
-        if len(infinite):
-            line = cells.lines[infinite[0]]
-            values = counted(len(infinite), "value")
-            message = f"Column {show(name)} has {values} beyond 32-bit floats; the first is in row {line}."
-            place.error("not_finite", message, line)
-            usable = False
+    names = columns.feature_names
+    empty = np.isnan(cells.values)
+    for index in np.flatnonzero(empty.any(axis=0)):
+        line, count = _first_and_count(empty[:, index], cells)
+        message = f"Column {show(names[index])} has {counted(count, 'empty cell')}; the first is in row {line}."
+        place.error("missing_value", message, line)
+        usable = False
+    infinite = np.isinf(cells.values)
+    for index in np.flatnonzero(infinite.any(axis=0)):
+        line, count = _first_and_count(infinite[:, index], cells)
+        values = counted(count, "value")
+        message = f"Column {show(names[index])} has {values} beyond 32-bit floats; the first is in row {line}."
+        place.error("not_finite", message, line)
+        usable = False
     unlabeled = [row for row, label in enumerate(cells.labels) if label.lower() in MISSING_LABEL]
     if unlabeled:
         line = cells.lines[unlabeled[0]]
@@ -134,6 +135,12 @@ def check_table(place: Place, columns: Columns, cells: Cells) -> Table | None:
         if is_test is None:
             usable = False
     return Table(place, columns, cells, is_test) if usable else None
+
+
+def _first_and_count(wrong: np.ndarray, cells: Cells) -> tuple[int, int]:
+    """Return the line of the first wrong row (rows,), and how many there are."""
+    rows = np.flatnonzero(wrong)
+    return cells.lines[rows[0]], len(rows)
 
 
 def _check_split(place: Place, splits: Sequence[str], lines: Sequence[int]) -> np.ndarray | None:

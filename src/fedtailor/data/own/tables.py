@@ -178,10 +178,11 @@ def _images(
 
 def check_columns_alike(tables: Sequence[Table]) -> bool:
     """Return whether all tables have the same columns; add differences at the smaller group of tables."""
-    names = {name: None for table in tables for name in table.columns.used}  # in the order of appearance
+    columns = [dict.fromkeys(table.columns.used) for table in tables]
+    names = {name: None for own in columns for name in own}  # in the order of appearance
     alike = True
     for name in names:
-        having = [table for table in tables if name in table.columns.used]
+        having = [table for table, own in zip(tables, columns, strict=True) if name in own]
         if len(having) == len(tables):
             continue
         alike = False
@@ -190,8 +191,8 @@ def check_columns_alike(tables: Sequence[Table]) -> bool:
             for table in having:
                 table.place.error("extra_column", message)
             continue
-        for table in tables:
-            if table not in having:
+        for table, own in zip(tables, columns, strict=True):
+            if name not in own:
                 table.place.error("missing_column", f"Column {show(name)} is missing; {len(having)} tables have it.")
     return alike
 
