@@ -1,7 +1,9 @@
 """Run folders: written whole or not at all, read back in whatever state a run is."""
 
+import ast
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -16,6 +18,8 @@ from safetensors.numpy import save
 from fedtailor.core import atomic
 from fedtailor.core.atomic import append_lines, safe_name, to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError, RunError
+from fedtailor.core.process import lives, this_process
+from fedtailor.core.whole_folder import whole_folder
 from fedtailor.experiment.records import RunFolder, exclusive, read_run
 
 CONFIG = 'seed = 0\n\n[data]\ndataset = "digits"\n'
@@ -57,9 +61,13 @@ def test_the_state_says_how_a_run_ended(tmp_path):
     assert_state = {KeyboardInterrupt("x"): "interrupted", ValueError("broken"): "failed", SystemExit(1): "failed"}
     for number, (error, state) in enumerate(assert_state.items()):
         folder = new_folder(tmp_path / str(number))
-        assert read_run(folder.path).status == {"state": "running", "rounds_done": 0}
+        assert read_run(folder.path).status == {"state": "interrupted", "rounds_done": 0}
         with pytest.raises(type(error)), folder:
             folder.add_round({"round": 1})
+            process = {"pid": os.getpid(), "host": platform.node()}
+            status = read_run(folder.path).status
+            assert (status["state"], status["rounds_done"]) == ("running", 1)
+            assert status["process"].items() >= process.items() and status["process"]["started"]
             raise error
         status = read_run(folder.path).status
         assert (status["state"], status["rounds_done"]) == (state, 1)
@@ -68,8 +76,8 @@ def test_the_state_says_how_a_run_ended(tmp_path):
 
 
 def test_a_run_of_several_seeds_counts_no_rounds_of_its_own(tmp_path):
-    with RunFolder.create(tmp_path / "run", config=CONFIG, provenance={}, several_seeds=True) as folder:
-        assert read_run(folder.path).status == {"state": "running"}
+    with RunFolder.create(tmp_path / "run", config="seeds = [0, 1]", provenance={}, several_seeds=True) as folder:
+        assert set(read_run(folder.path).status) == {"state", "process"}
         folder.finish({})
     assert read_run(folder.path).status == {"state": "finished"}
 
@@ -119,7 +127,7 @@ def test_models_appear_together(tmp_path, monkeypatch):
             patch.setattr(atomic.os, operation, broken)
             with pytest.raises(RunError if operation == "fsync" else KeyboardInterrupt):
                 folder.write_models(models)
-        assert not (folder.path / "models").exists() and not list(folder.path.glob(".*"))
+        assert not (folder.path / "models").exists() and not list(folder.path.glob(".*.tmp"))
     folder.write_models(models[:2])
     folder.write_models(models[1:])  # those of an earlier attempt at the last round do not stay
     assert len(list((folder.path / "models").iterdir())) == 2 * 39
@@ -149,7 +157,7 @@ def test_a_killed_writer_leaves_whole_files(tmp_path):
     """SIGKILL at an arbitrary moment: every file that is there can be read, and rounds are complete."""
     script = (
         "import sys; from pathlib import Path; from fedtailor.experiment.records import RunFolder\n"
-        "folder = RunFolder.create(Path(sys.argv[1]), config='seed = 0', provenance={})\n"
+        "folder = RunFolder.create(Path(sys.argv[1]), config='seed = 0', provenance={}).__enter__()\n"
         "print('ready', flush=True)\n"
         "for number in range(1, 10**6):\n"
         "    clients = [{'round': number, 'client': c} for c in range(50)]\n"
@@ -163,9 +171,10 @@ def test_a_killed_writer_leaves_whole_files(tmp_path):
             writer.stdout.readline()
             while writer.poll() is None and not (path / "rounds.jsonl").exists():
                 pass
+            assert read_run(path).status["state"] == "running"
             writer.send_signal(signal.SIGKILL)
         run = read_run(path)
-        assert run.status["state"] == "running"
+        assert run.status == {"state": "interrupted", "rounds_done": len(run.rounds)}
         assert [record["round"] for record in run.rounds] == list(range(1, len(run.rounds) + 1))
         assert len(run.clients) == 50 * len(run.rounds)
 
@@ -173,7 +182,7 @@ def test_a_killed_writer_leaves_whole_files(tmp_path):
 def test_folders_are_not_reused(tmp_path):
     (tmp_path / "empty").mkdir()
     new_folder(tmp_path / "empty")
-    assert read_run(tmp_path / "empty").status == {"state": "running", "rounds_done": 0}
+    assert read_run(tmp_path / "empty").status == {"state": "interrupted", "rounds_done": 0}
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for taken in ("empty", "file", "link"):
@@ -194,6 +203,76 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch):
             with pytest.raises((RunError, KeyboardInterrupt)):
                 new_folder(tmp_path / "deep" / str(number))
         assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_what_a_killed_start_has_left_is_removed_by_the_next(tmp_path):
+    left = tmp_path / ".other.0a1b2c3d.fedtailor.tmp"
+    left.mkdir()
+    (left / "status.json").write_text("{}")
+    mine = tmp_path / ".mine.tmp"
+    mine.mkdir()
+    with whole_folder(tmp_path / "busy") as unfinished:
+        new_folder(tmp_path / "run")
+        assert unfinished.exists() and not left.exists() and mine.exists()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for name in (".reserve", "status.json", ".provenance.json.7.tmp"):
+        (empty / name).write_text("half")
+    new_folder(empty)
+    assert read_run(empty).status["state"] == "interrupted"
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "status.json").write_text("{}")
+    with pytest.raises(ConfigError, match="never overwritten"):
+        new_folder(tmp_path / "foreign")
+
+
+def test_the_last_status_is_written_in_the_space_reserved_for_it(tmp_path, monkeypatch):
+    with pytest.raises(RunError, match=r"rounds\.jsonl"), new_folder(tmp_path / "run") as folder:
+        reserve = folder.path / ".reserve"
+
+        def full_disk(descriptor, original=os.fsync):
+            if reserve.exists():
+                raise OSError(28, "No space left on device")
+            original(descriptor)
+
+        monkeypatch.setattr(atomic.os, "fsync", full_disk)
+        folder.add_round({"round": 1})
+    status = read_run(tmp_path / "run").status
+    assert status["state"] == "failed" and "No space left on device" in status["reason"]
+    assert not reserve.exists()
+
+
+def test_a_status_that_cannot_be_written_does_not_say_that_the_run_goes_on(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="the first error"), new_folder(tmp_path / "run") as folder:
+        monkeypatch.setattr(atomic.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        raise ValueError("the first error")
+    assert read_run(folder.path).status == {"state": "interrupted", "rounds_done": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "alive"),
+    [
+        ({}, True),
+        ({"started": "later"}, False),
+        ({"pid": 2**22 + 1}, False),
+        ({"pid": -1}, False),
+        ({"host": "another"}, True),
+        ({"pid": None}, False),
+    ],
+)
+def test_a_process_is_known_by_number_machine_and_start(change, alive):
+    assert lives({**this_process(), **change}) is alive
+
+
+def test_a_process_that_nobody_waited_for_is_dead():
+    script = "from fedtailor.core.process import this_process; print(repr(this_process()))"
+    source = str(Path(atomic.__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": source}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as child:
+        process = ast.literal_eval(child.stdout.read().decode())
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its number is still taken
+        assert not lives(process)
+    assert not lives(process) and not lives(None)
 
 
 def test_the_current_folder_can_be_a_run_folder(tmp_path, monkeypatch):

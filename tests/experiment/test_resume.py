@@ -232,6 +232,30 @@ def test_a_damaged_checkpoint_is_not_used_and_that_is_said(folder):
     same("one", "whole")
 
 
+def test_a_checkpoint_whose_manifest_was_deleted_is_missed(folder):
+    run(config(), out="whole")
+    interrupted(config(), "one", after=3)
+    Path("one/checkpoints/000002.json").unlink()
+    progress = resumed(config(), "one")
+    assert progress.rounds == [2, 3]
+    assert "'one/checkpoints/000002.json' is damaged: it is missing" in progress.notes[0]
+    assert progress.notes[1] == "resumed after round 1 of 3."
+    assert progress.notes[2] == "rounds 2 to 3 are run again: no later checkpoint can be used."
+    same("one", "whole")
+
+
+def test_the_first_error_is_the_one_that_is_raised(folder, monkeypatch):
+    from fedtailor.simulation.engines.reference import Reference
+
+    def fail(*_):
+        raise OSError(5, "a second error")
+
+    monkeypatch.setattr(Reference, "close", fail)
+    monkeypatch.setattr(Stop, "end", fail)
+    interrupted(config(), "one", after=2)
+    assert read_run("one").status == {"state": "interrupted", "rounds_done": 2}
+
+
 def test_damaged_records_of_rounds_count_as_damage(folder):
     run(config(), out="whole")
     interrupted(config(), "one", after=3)

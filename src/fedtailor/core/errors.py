@@ -13,7 +13,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 
 class FedtailorError(Exception):
@@ -112,6 +113,23 @@ def describe_error(error: BaseException) -> str:
         return one_line(f"{type(error).__name__}: {error}")
     except BaseException:  # its class may raise anything when it is asked for a text
         return "an exception whose text cannot be read"
+
+
+@contextmanager
+def all_done(steps: Iterable[Callable[[], object]]) -> Iterator[None]:
+    """Take every step when the block ends, even if the block or a step before raises; the first error is raised."""
+    first: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        first = error
+    for step in steps:
+        try:
+            step()
+        except BaseException as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def match_name(name: str, choices: Iterable[str]) -> str | None:

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtailor.core.errors import DataError
+from fedtailor.core.reading import open_regular, read_object
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.folders import cache_folder
 
@@ -179,15 +180,18 @@ def cached(signature: str, build: Callable[[], Dataset], *, name: str) -> Datase
 def _load(folder: Path, signature: str) -> Dataset | None:
     """Return the data set of an entry; None if there is no entry, or it differs from what was written."""
     try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        meta = read_object(folder / "meta.json", within=folder)
         if (meta["signature"], meta["fields_sha256"]) != (signature, _digest_of(meta["fields"])):
             return None
         fields: dict[str, Any] = {}
         for name, value in meta["fields"].items():
             fields[name] = tuple(value) if isinstance(value, list) else value
         for name in meta["arrays"]:
+            path = folder / f"{name}.npy"
+            with open_regular(path, within=folder):  # nothing else is given to NumPy, which would wait for a pipe
+                pass
             # copy-on-write: the file never changes, and torch can share the memory without a warning
-            fields[name] = np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False)
+            fields[name] = np.load(path, mmap_mode="c", allow_pickle=False)
         mean, std = fields["normalize"]
         fields["normalize"] = Normalization(tuple(mean), tuple(std))
         dataset = Dataset(**fields)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypedDict, cast, get_origin, get_type_hints
 import numpy as np
 
 from fedtailor.core.errors import DataError
+from fedtailor.core.reading import LARGEST_TEXT, UnreadableError, read_file
 
 
 class ClientRows(NamedTuple):
@@ -70,11 +71,11 @@ def read_split(path: Path) -> SplitRecord:
         DataError: the file is missing or not a split, or its positions do not have its digest.
     """
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(read_file(path, limit=LARGEST_TEXT).decode())
         _check_entries(path, record)
         digest = split_digest(record["clients"], record["new_clients"], record["conditions"])
-    except OSError as error:
-        raise _refuse(path, "a file that can be read", error.strerror or str(error)) from error
+    except UnreadableError as error:
+        raise _refuse(path, "a file that can be read", getattr(error.__cause__, "strerror", "")) from error
     except RecursionError as error:
         raise _refuse(path, "a split in JSON", "brackets nested too deeply") from error
     except json.JSONDecodeError as error:

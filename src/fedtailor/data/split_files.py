@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,8 @@ from typing import Any, NamedTuple, cast, get_args
 import numpy as np
 
 from fedtailor.core.errors import ConfigError, DataError, RunError
+from fedtailor.core.reading import read_file
+from fedtailor.core.whole_folder import whole_folder
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import TestPolicy
 from fedtailor.data.own.findings import Unusable, show
@@ -128,16 +129,11 @@ def write_npz_split(folder: Path, rows: Sequence[ClientRows], *, num_new: int = 
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if folder.is_symlink() or not is_free:
         raise _refuse(folder, "a folder that does not exist, or is empty", "one that exists")
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        temporary.mkdir(parents=True)
-        for client, each in enumerate(rows):
-            np.savez(temporary / f"client_{client}.npz", train=each.train, test=each.test)
-        if folder.exists():
-            folder.rmdir()
-        temporary.rename(folder)
+        with whole_folder(folder) as unfinished:
+            for client, each in enumerate(rows):
+                np.savez(unfinished / f"client_{client}.npz", train=each.train, test=each.test)
     except OSError as reason:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise RunError(f"cannot write '{folder}': {reason.strerror or reason}.", path=str(folder)) from reason
 
 
@@ -189,9 +185,7 @@ def _read_client(path: Path, num_rows: int) -> ClientRows:
     limit = 64 * num_rows + 2**16  # two arrays of at most all rows, 8 bytes each, and their headers: four times that
     _check_size(path, limit)
     try:
-        arrays, names = read_archive(path.read_bytes(), _ARRAYS, limit=limit)
-    except OSError as error:
-        raise _refuse(path, "a file that can be read", error.strerror or str(error)) from error
+        arrays, names = read_archive(read_file(path, limit=limit), _ARRAYS, limit=limit)
     except Unusable as error:
         raise DataError(f"{path}: {error.message}", key="data.split", path=str(path), got=error.kind) from error
     if sorted(names) != sorted(_ARRAYS):

@@ -18,8 +18,9 @@ from typing import Annotated, Any
 import tomli_w
 
 from fedtailor.algorithms import TABLE, load_algorithm
-from fedtailor.core.errors import ConfigError, did_you_mean, match_name
+from fedtailor.core.errors import ConfigError, DataError, did_you_mean, match_name
 from fedtailor.core.options import Range, build, check_options, check_value, show
+from fedtailor.core.reading import read_toml
 from fedtailor.core.schedule import SCHEDULE_KEYS, Schedule, read_schedule
 from fedtailor.core.training_options import Training
 from fedtailor.data.options import DataOptions
@@ -119,22 +120,11 @@ def load_config(path: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> 
         >>> load_config("experiment.toml", [("training.lr", 0.05)]).training.lr
         0.05
     """
+    path = Path(path)
     try:
-        raw = Path(path).read_bytes()
-    except OSError as reason:
-        raise ConfigError(f"cannot read '{path}': {reason.strerror or reason}.", path=str(path)) from reason
-    except ValueError as reason:
-        raise ConfigError(f"{show(str(path))} cannot be the name of a file.", path=str(path)) from reason
-    try:
-        values = tomllib.loads(raw.decode())
-    except tomllib.TOMLDecodeError as reason:
-        raise ConfigError(f"'{path}' is not valid TOML: {reason}.", path=str(path)) from reason
-    except UnicodeDecodeError as reason:
-        message = f"'{path}' is not valid TOML: byte {reason.start} is not UTF-8."
-        raise ConfigError(message, path=str(path)) from reason
-    except (ValueError, RecursionError) as reason:
-        message = f"'{path}' cannot be read: a number in it is too long, or its values are nested too deep."
-        raise ConfigError(message, path=str(path)) from reason
+        values = read_toml(path)
+    except DataError as error:
+        raise ConfigError(error.message, path=str(path)) from error
     return make_config(values, overrides)
 
 

@@ -8,43 +8,61 @@ seeds holds one such folder per seed, ``seed-0`` and so on.
 Files appear whole: written under a temporary name, synchronized, renamed. Lines are appended and synchronized
 once per round, ``rounds.jsonl`` last. A round that is in it is therefore complete in the other files. Anything that a
 killed run left beyond it is ignored on reading, and removed when the run is resumed.
+
+The state in ``status.json`` names the process that runs, so a run whose process has died reads as interrupted. While it
+is written, the folder holds ``.reserve``, a file that is removed first when the run ends: its space is for the last
+status on a full disk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import os
 import shutil
-import sys
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from fedtailor.core.atomic import (
     append_lines,
     discard,
     safe_name,
-    synchronize_folder,
     to_json,
     unwritable,
     write_folder_whole,
     write_whole,
 )
-from fedtailor.core.errors import ConfigError, DataError, RunError
-
-if sys.platform != "win32":
-    import fcntl
+from fedtailor.core.errors import ConfigError, DataError, RunError, describe_error, one_line
+from fedtailor.core.process import lives, this_process
+from fedtailor.core.reading import (
+    LARGEST_TOML,
+    UnreadableError,
+    damaged,
+    is_missing,
+    open_regular,
+    parse_toml,
+    read_file,
+    read_lines,
+    read_object,
+)
+from fedtailor.core.whole_folder import LockedError, lock, whole_folder
 
 if TYPE_CHECKING:
     import numpy as np
 
 _BLOCK = 2**20
 """Bytes of a file that are read at a time."""
+_RESERVE = ".reserve"
+_RESERVED_BYTES = 2**14
+_LAST_MADE = "experiment.toml"
+"""The file that makes a folder a run folder."""
+_MADE_FIRST = frozenset({_RESERVE, "status.json", "provenance.json"})
+"""What a folder holds before that."""
+_LARGEST_MODEL = 2**33
 State = Literal["running", "finished", "failed", "interrupted"]
 Record = Mapping[str, Any]
 
@@ -55,9 +73,13 @@ def refuse_existing(path: Path) -> None:
     Raises:
         ConfigError: something is there; it is never overwritten.
     """
-    if path.is_dir() and not any(path.iterdir()):
-        return
-    if path.exists() or path.is_symlink():
+    try:
+        taken = os.path.lexists(path) and not (path.is_dir() and _is_free(path))
+    except OSError as reason:
+        raise ConfigError(f"cannot read '{path}': {reason.strerror or reason}.", key="out", got=str(path)) from reason
+    except ValueError as reason:  # a null character
+        raise ConfigError(f"{str(path)!r} cannot be the name of a folder.", key="out", got=str(path)) from reason
+    if taken:
         raise ConfigError(
             f"'{path}' already exists, and is never overwritten. Choose another folder with --out.",
             key="out",
@@ -66,9 +88,16 @@ def refuse_existing(path: Path) -> None:
         )
 
 
+def _is_free(folder: Path) -> bool:
+    """Return whether a folder is empty, but for what a run leaves that was killed while it made its first files."""
+    names = {path.name for path in folder.iterdir()}
+    begun = {name for name in names if name in _MADE_FIRST or (name.startswith(".") and name.endswith(".tmp"))}
+    return not names or (_RESERVE in names and names == begun)
+
+
 def holds_run(path: Path) -> bool:
     """Return whether ``path`` is a run folder."""
-    return (path / "experiment.toml").is_file()
+    return os.path.isfile(path / _LAST_MADE)
 
 
 @contextmanager
@@ -78,23 +107,18 @@ def exclusive(path: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process has it.
     """
-    if sys.platform == "win32":
-        yield
-        return
-    descriptor = os.open(path, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as reason:
-            message = (
-                f"another process is writing to '{path}'. Wait until it ends, or choose another folder with --out."
-            )
-            raise ConfigError(message, key="out", got=str(path)) from reason
-        except OSError:  # a file system without locks
-            pass
+        descriptor = lock(path)
+    except LockedError as reason:
+        message = f"another process is writing to '{path}'. Wait until it ends, or choose another folder with --out."
+        raise ConfigError(message, key="out", got=str(path)) from reason
+    except OSError as reason:
+        raise unwritable(path, reason) from reason
+    try:
         yield
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 class _Lines:
@@ -132,21 +156,24 @@ class _Lines:
         if size == 0:
             return digest
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path, within=self.path.parent) as file:
                 while size and (block := file.read(min(size, _BLOCK))):
                     digest.update(block)
                     size -= len(block)
-        except FileNotFoundError:
+        except UnreadableError as reason:
+            if is_missing(reason):
+                return hashlib.sha256()
+            raise RunError(reason.message, path=str(self.path)) from reason
+        except DataError:  # it is no file with content
             return hashlib.sha256()
-        except OSError as reason:
-            raise RunError(f"cannot read '{self.path}': {reason.strerror or reason}.", path=str(self.path)) from reason
         return digest
 
 
 class RunFolder:
     """The folder of one run, or of a run of several seeds, while it is written.
 
-    As a context manager it keeps the state true: if the block ends early, the state is ``interrupted`` or ``failed``.
+    As a context manager it keeps the state true: ``running`` in the block, and if it ends early, ``interrupted`` or
+    ``failed``.
     """
 
     def __init__(self, path: Path, *, several_seeds: bool = False) -> None:
@@ -169,60 +196,94 @@ class RunFolder:
             RunError: the folder cannot be made.
         """
         refuse_existing(path)
-        target = path.resolve()
-        unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        folder = cls(unfinished, several_seeds=several_seeds)
         try:
-            unfinished.mkdir(parents=True, exist_ok=True)
-            folder.set_state("running")
-            folder.write_provenance(provenance)
-            write_whole(unfinished / "experiment.toml", config)
-            refuse_existing(path)
-            if target.is_dir():  # it may be the current folder, which must stay the same one
-                for name in ("status.json", "provenance.json", "experiment.toml"):
-                    os.replace(unfinished / name, target / name)
+            if path.is_dir():  # it may be the current folder, which must stay the same one
+                with exclusive(path):
+                    refuse_existing(path)
+                    cls(path, several_seeds=several_seeds)._begin_here(config, provenance)
             else:
-                os.rename(unfinished, target)
-            synchronize_folder(target.parent)
+                with whole_folder(path) as unfinished:
+                    cls(unfinished, several_seeds=several_seeds)._write_first_files(config, provenance)
         except OSError as reason:
+            refuse_existing(path)  # another process may have been faster
             raise unwritable(path, reason) from reason
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
         return cls(path, several_seeds=several_seeds)
 
+    def _begin_here(self, config: str, provenance: Record) -> None:
+        """Write the first files into the folder; if that fails, none of them is left."""
+        try:
+            self._write_first_files(config, provenance)
+        except BaseException:
+            for name in (_LAST_MADE, "provenance.json", "status.json", _RESERVE):
+                discard(self.path / name)
+            raise
+
+    def _write_first_files(self, config: str, provenance: Record) -> None:
+        self._reserve()
+        self.set_state("interrupted")  # until somebody runs it
+        self.write_provenance(provenance)
+        write_whole(self.path / _LAST_MADE, config)
+
     def __enter__(self) -> Self:
-        """Return the folder."""
+        """Say that this process runs it, and return the folder.
+
+        Raises:
+            RunError: the folder cannot be written.
+        """
+        self._reserve()
+        self.set_state("running")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write why the block ended early, if it did."""
-        if _was_interrupted(error):
-            self.set_state("interrupted")
-        elif error is not None:
-            self.set_state("failed", str(error) or type(error).__name__)
+        """Write why the block ended early, if it did. If that fails, the error of the block is still the one raised."""
+        if error is None:
+            return
+        state: State = "interrupted" if _was_interrupted(error) else "failed"
+        reason = "" if state == "interrupted" else _reason_of(error)
+        try:
+            self._end(state, reason)
+        except (RunError, OSError):
+            discard(self.path / "status.json")  # it says that the run goes on
+
+    def _reserve(self) -> None:
+        """Take space for the last status, unless a killed run has left it."""
+        path = self.path / _RESERVE
+        if not path.exists():
+            write_whole(path, os.urandom(_RESERVED_BYTES))  # no file system can make it smaller
+
+    def _end(self, state: State, reason: str = "") -> None:
+        """Write the last status, in the space that was reserved for it if there is no other."""
+        discard(self.path / _RESERVE)
+        self.set_state(state, reason)
 
     def set_state(self, state: State, reason: str = "") -> None:
-        """Write ``status.json``: the state, the rounds done, and why a run failed."""
+        """Write ``status.json``: the state, why a run failed, and the process that runs it or the rounds done."""
         status: dict[str, Any] = {"state": state}
-        if not self._several_seeds:
-            status["rounds_done"] = self._count_rounds()
+        if state == "running":
+            status["process"] = this_process()
+        elif not self._several_seeds:
+            status["rounds_done"] = self.count_rounds()
         if reason:
             status["reason"] = reason
         write_whole(self.path / "status.json", to_json(status) + "\n")
 
-    def _count_rounds(self) -> int:
+    def count_rounds(self) -> int:
         """Count the lines in the file, since an interruption can come between writing a round and counting it."""
-        path = self.path / "rounds.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+        try:
+            with (self.path / "rounds.jsonl").open("rb") as file:
+                return sum(line.endswith(b"\n") for line in file)
+        except OSError:
+            return 0
 
     def remove_temporary_files(self) -> None:
         """Remove what a killed process was writing; nobody else may write to the folder meanwhile."""
-        for folder in (self.path, *(path for path in self.path.iterdir() if path.is_dir())):
-            for path in folder.glob(".*.tmp"):
-                discard(path)
-                shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for folder in (self.path, *(path for path in self.path.iterdir() if path.is_dir())):
+                for path in folder.glob(".*.tmp"):
+                    discard(path)
+                    shutil.rmtree(path, ignore_errors=True)
 
     def write_provenance(self, provenance: Record) -> None:
         """Write ``provenance.json``: where the results come from."""
@@ -284,11 +345,11 @@ class RunFolder:
 
     def rounds(self) -> Iterator[dict[str, Any]]:
         """Read the rounds that have been written, one at a time."""
-        return _read_lines(self._rounds.path)
+        return read_lines(self._rounds.path, within=self.path)
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Read the events that have been written, one at a time."""
-        return _read_lines(self._events.path)
+        return read_lines(self._events.path, within=self.path)
 
     def absences(self, after: int) -> list[dict[str, Any]]:
         """Return who gave no answer in rounds after a given one, as far as the file can be read.
@@ -296,26 +357,19 @@ class RunFolder:
         Its end may be torn: a killed process has not finished its last line.
         """
         found = []
-        for line in self._events.path.read_bytes().splitlines() if self._events.path.exists() else []:
-            try:
-                event = json.loads(line)
-                if event["kind"] == "absent" and event["round"] > after:
+        with contextlib.suppress(DataError):
+            for event in read_lines(self._events.path, within=self.path):
+                if event.get("kind") == "absent" and type(event.get("round")) is int and event["round"] > after:
                     found.append(event)
-            except (ValueError, TypeError, KeyError, RecursionError):
-                break
         return found
 
     def provenance(self) -> dict[str, Any]:
         """Read ``provenance.json``."""
-        path = self.path / "provenance.json"
-        found = _read_json(path)
-        if not isinstance(found, dict):
-            raise _damaged(path, TypeError("it holds no object"))
-        return found
+        return read_object(self.path / "provenance.json", within=self.path)
 
     def result(self) -> dict[str, Any] | None:
         """Read ``result.json``; None if the run has not finished."""
-        found = _read_json(self.path / "result.json", default=None)
+        found = _read_result(self.path)
         return None if found is None else {**found, "run": str(self.path)}
 
     def _lines(self) -> tuple[_Lines, ...]:
@@ -331,15 +385,32 @@ class RunFolder:
         write_folder_whole(self.path / "models", _model_files(models))
 
     def restart(self, config: str) -> None:
-        """Make a folder of several seeds one that is running, with a configuration that may name more seeds."""
-        (self.path / "result.json").unlink(missing_ok=True)
-        write_whole(self.path / "experiment.toml", config)
-        self.set_state("running")
+        """Make a folder of several seeds one that has not finished; the configuration may name more seeds."""
+        path = self.path / "result.json"
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as reason:
+            raise unwritable(path, reason) from reason
+        write_whole(self.path / _LAST_MADE, config)
 
     def finish(self, result: Record) -> None:
         """Write ``result.json`` and the final state."""
         write_whole(self.path / "result.json", to_json(result, indent=2) + "\n")
-        self.set_state("finished")
+        self._end("finished")
+
+    def settle(self) -> None:
+        """Remove what a killed process has left in the folder of a run that had finished."""
+        self.remove_temporary_files()
+        if (self.path / _RESERVE).exists() or _read_status(self.path).get("state") != "finished":
+            self._end("finished")
+
+
+def _reason_of(error: BaseException) -> str:
+    """Return why a run failed, in one line."""
+    try:
+        return one_line(str(error)) or type(error).__name__
+    except Exception:  # the error of a user's method
+        return describe_error(error)
 
 
 def _model_files(models: Iterable[tuple[str, bytes, Record]]) -> Iterator[tuple[str, bytes]]:
@@ -392,15 +463,15 @@ class Run:
         if self.seeds or seed not in (None, self.config.get("seed")):
             return self._run_of(seed).model(client)
 
-        from safetensors.numpy import load
+        from fedtailor.experiment.arrays import to_arrays
 
         name = safe_name(str(client))
-        card = _read_json(self.path / "models" / f"{name}.json")
+        card = read_object(self.path / "models" / f"{name}.json", within=self.path)
         path = self.path / "models" / f"{name}.safetensors"
-        raw = _read(path)
+        raw = read_file(path, limit=_LARGEST_MODEL, within=self.path)
         if hashlib.sha256(raw).hexdigest() != card.get("sha256"):
             raise DataError(f"'{path}' is damaged: its SHA-256 does not match its card.", path=str(path))
-        return load(raw), card
+        return to_arrays(raw, path), card
 
     def _run_of(self, seed: int | None) -> Run:
         """Return the run of one of several seeds.
@@ -433,73 +504,98 @@ def read_run(path: str | Path) -> Run:
         [1, 2]
     """
     path = Path(path)
-    text = _read(path / "experiment.toml")
-    try:
-        config = tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
-        raise _damaged(path / "experiment.toml", reason) from reason
-    rounds = list(_read_lines(path / "rounds.jsonl"))
+    run = _read_one(path)
+    if "seeds" not in run.config:
+        return run
+    seeds = {seed: _read_one(path / f"seed-{seed}") for seed in _seeds_of(run) if _is_there(path / f"seed-{seed}")}
+    for seed, one in seeds.items():
+        if "seeds" in one.config:
+            raise damaged(one.path / _LAST_MADE, "it is that of several seeds")
+        run.rounds.extend({"seed": seed, **record} for record in one.rounds)
+        run.clients.extend({"seed": seed, **record} for record in one.clients)
+        run.events.extend({"seed": seed, **record} for record in one.events)
+    run.seeds.update(seeds)
+    return run
+
+
+def _read_one(path: Path) -> Run:
+    """Read a run folder without those of its seeds."""
+    config_file = path / _LAST_MADE
+    config = parse_toml(read_file(config_file, limit=LARGEST_TOML, within=path), config_file)
+    rounds = _read_records(path, "rounds.jsonl", needed="round")
     done = {record["round"] for record in rounds}
-    clients = [record for record in _read_lines(path / "clients.jsonl") if record["round"] in done]
-    events = [record for record in _read_lines(path / "events.jsonl") if record.get("round", 0) in done | {0}]
-    folders = {int(seed): path / f"seed-{seed}" for seed in config.get("seeds", [])}
-    seeds = {seed: read_run(folder) for seed, folder in folders.items() if folder.exists()}
-    for seed, run in seeds.items():
-        rounds += [{"seed": seed, **record} for record in run.rounds]
-        clients += [{"seed": seed, **record} for record in run.clients]
-        events += [{"seed": seed, **record} for record in run.events]
+    clients = _read_records(path, "clients.jsonl", needed="round")
+    events = _read_records(path, "events.jsonl")
+    split = _read_optional(path / "split.json")
+    result = _read_result(path)
     return Run(
         path=path,
         config=config,
-        provenance=_read_json(path / "provenance.json"),
-        status=_read_json(path / "status.json"),
-        split=_read_json(path / "split.json", default={}),
+        provenance=read_object(path / "provenance.json", within=path),
+        status=_true_status(path, result, None if "seeds" in config else len(rounds)),
+        split={} if split is None else split,
         rounds=rounds,
-        clients=clients,
-        events=events,
-        result=_read_json(path / "result.json", default=None),
-        seeds=seeds,
+        clients=[record for record in clients if record["round"] in done],
+        events=[record for record in events if record.get("round", 0) in done | {0}],
+        result=result,
+        seeds={},
     )
 
 
-_MISSING: Any = object()
+def _true_status(path: Path, result: Record | None, rounds: int | None) -> dict[str, Any]:
+    """Return the status of a run as it is, which may be other than what its process has written last.
+
+    Args:
+        path: the run folder.
+        result: of the run.
+        rounds: how many rounds were recorded; None: with several seeds, they are not counted.
+    """
+    status = _read_status(path)
+    if status["state"] == "running" and not lives(status.get("process")):
+        status = {"state": "interrupted" if result is None else "finished"}
+    return status if rounds is None else {**status, "rounds_done": rounds}
 
 
-def _read_json(path: Path, default: Any = _MISSING) -> Any:
-    if default is not _MISSING and not path.exists():
-        return default
-    raw = _read(path)
+def _read_status(path: Path) -> dict[str, Any]:
+    """Read ``status.json``; a process that could not write the last one has removed it."""
+    found = _read_optional(path / "status.json")
+    if found is None:
+        return {"state": "interrupted"}
+    if found.get("state") not in get_args(State):
+        raise damaged(path / "status.json", f"the state must be one of {', '.join(get_args(State))}")
+    return found
+
+
+def _read_result(path: Path) -> dict[str, Any] | None:
+    return _read_optional(path / "result.json")
+
+
+def _read_optional(path: Path) -> dict[str, Any] | None:
+    """Read an object in a run folder; None if there is no such file."""
     try:
-        return json.loads(raw)
-    except ValueError as reason:
-        raise _damaged(path, reason) from reason
+        return read_object(path, within=path.parent)
+    except UnreadableError as error:
+        if is_missing(error):
+            return None
+        raise
 
 
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read lines of JSON, one at a time; a last line without its end was being written when the run was killed."""
-    if not path.exists():
-        return
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield json.loads(line)
-    except OSError as reason:
-        raise _unreadable(path, reason) from reason
-    except ValueError as reason:
-        raise _damaged(path, reason) from reason
+def _read_records(path: Path, name: str, needed: str = "") -> list[dict[str, Any]]:
+    """Read a file of lines in a run folder; ``round``, and what is ``needed``, must be a whole number."""
+    records = list(read_lines(path / name, within=path))
+    for number, record in enumerate(records, start=1):
+        if type(record.get("round", None if needed else 0)) is not int:
+            raise damaged(path / name, f"line {number} has no number of a round")
+    return records
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as reason:
-        raise _unreadable(path, reason) from reason
+def _seeds_of(run: Run) -> list[int]:
+    """Return the seeds of a run of several."""
+    seeds = run.config["seeds"]
+    if not isinstance(seeds, list) or any(type(seed) is not int for seed in seeds):
+        raise damaged(run.path / _LAST_MADE, "seeds must be a list of whole numbers")
+    return seeds
 
 
-def _unreadable(path: Path, reason: OSError) -> DataError:
-    return DataError(f"cannot read '{path}': {reason.strerror or reason}.", path=str(path))
-
-
-def _damaged(path: Path, reason: Exception) -> DataError:
-    return DataError(f"'{path}' is damaged: {reason}.", path=str(path))
+def _is_there(path: Path) -> bool:
+    return os.path.lexists(path)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import safe_name
+from fedtailor.core.errors import all_done
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.data.build import split_record
 from fedtailor.experiment import summary
@@ -82,12 +84,14 @@ def run(
             return run_seed(parts, path, progress)
         same_engine = dataclasses.replace(config, engine=parts.config.engine)  # every seed runs on that of the first
         reason = parts.choice.reason
-        with RunFolder(path, several_seeds=True) as folder:
-            folder.remove_temporary_files()
-            finished = folder.result()
-            if finished is not None and begun is not None and begun.seeds == config.seeds:
-                progress.note(_FINISHED.format(path=path))
-                return finished
+        folder = RunFolder(path, several_seeds=True)
+        finished = folder.result()
+        if finished is not None and begun is not None and begun.seeds == config.seeds:
+            folder.settle()
+            progress.note(_FINISHED.format(path=path))
+            return finished
+        folder.remove_temporary_files()
+        with folder:
             folder.restart(to_toml(resolved))
             for seed in config.seeds:
                 if seed != config.seeds[0]:
@@ -137,21 +141,29 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, An
     config = parts.config
     if not holds_run(path):
         RunFolder.create(path, config=to_toml(config), provenance=_provenance(parts))
+    folder = RunFolder(path)
+    refuse_other_data(folder.provenance(), _inputs(parts), path)
+    result = folder.result()
+    if result is not None:
+        folder.settle()
+        progress.note(_FINISHED.format(path=path))
+        return result
+    folder.remove_temporary_files()
+    shutil.rmtree(path / _STATE, ignore_errors=True)
     modules = readable_modules(parts.algorithm)
     kept = {name: Store(path / _CHECKPOINTS, name, modules=modules, in_memory=IN_MEMORY // 3) for name in _KEPT}
     temporary = {
         name: Store(path / _STATE, name, modules=modules, in_memory=IN_MEMORY // 3) for name in ("trained", "personal")
     }
     checkpoints = Checkpoints(path / _CHECKPOINTS, kept, modules=modules)
-    refuse_other_data(RunFolder(path).provenance(), _inputs(parts), path)
-    with RunFolder(path) as folder:
-        folder.remove_temporary_files()
-        result = folder.result()
-        if result is not None:
-            progress.note(_FINISHED.format(path=path))
-            folder.set_state("finished")
-            return result
-        try:
+    closing = (
+        progress.end,
+        *(store.close for store in temporary.values()),
+        checkpoints.close,
+        parts.engine.close,
+    )
+    with folder:
+        with all_done(closing):
             beginning = _begin(parts, folder, checkpoints, progress)
             totals = beginning.totals
             result = beginning.result
@@ -180,12 +192,6 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, An
                     notes = {"records": folder.bookmark(), "seconds": result["seconds"]["total"], "result": result}
                     checkpoints.save(report.state, notes)
             checkpoints.keep(1 if config.checkpoint.every > 0 else 0)
-        finally:
-            progress.end()
-            for store in temporary.values():
-                store.close()
-            checkpoints.close()
-            parts.engine.close()
         result["run"] = str(path)
         folder.finish(result)
     return result
@@ -201,9 +207,7 @@ def _begin(parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, prog
     """Go back to the last checkpoint, or make a new beginning; write and show what is known before the first round."""
     now = {"versions": versions(), "machine": machine(), **_inputs(parts)}
     software = changed_software(folder.provenance(), now)
-    folder.set_state("running")
-    restored, problems = checkpoints.restore(folder.objection)
-    notes = [f"checkpoint not used: {problem}" for problem in problems]
+    restored, notes = checkpoints.restore(folder.objection)
     done = 0 if restored is None else restored.state.round
     absences = folder.absences(after=done)
     if restored is None:
@@ -215,8 +219,11 @@ def _begin(parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, prog
         folder.write_split({**split_record(parts.divided.division, parts.divided.conditions)})
         notes += parts.notes
     else:
+        recorded = folder.count_rounds()
         folder.rewind(restored.notes["records"])
         notes.append(f"resumed after round {done} of {parts.config.schedule.rounds}.")
+        if recorded > done + 1:
+            notes.append(f"rounds {done + 1} to {recorded} are run again: no later checkpoint can be used.")
         if software:
             notes.append(f"the last bits of results can differ from those of one process: {software}.")
         totals = summary.Totals()

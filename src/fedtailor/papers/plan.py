@@ -6,14 +6,14 @@ and methods to run with which seeds.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import Range
+from fedtailor.core.reading import read_toml
 from fedtailor.papers.format import build_section
 from fedtailor.papers.tables import Cell, Paper, cells, load_paper
 
@@ -44,12 +44,7 @@ def read_plan(path: str | Path, folder: Path | None = None) -> list[Cell]:
         ConfigError: a mistake in the file, or a name that the papers do not have.
         DataError: the file cannot be read.
     """
-    try:
-        values = tomllib.loads(Path(path).read_bytes().decode())
-    except OSError as reason:
-        raise DataError(f"cannot read '{path}': {reason.strerror or reason}.", path=str(path)) from reason
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
-        raise ConfigError(f"'{path}' is not valid TOML: {reason}.", path=str(path)) from reason
+    values = read_toml(Path(path))
     try:
         return single_runs(_cells(values, folder))
     except ConfigError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
@@ -12,6 +11,7 @@ from typing import Any
 
 from fedtailor.core.atomic import safe_name, to_json, unwritable, write_whole
 from fedtailor.core.errors import DataError
+from fedtailor.core.reading import read_json
 from fedtailor.papers.tables import Cell, Paper, Reading, cells
 
 Record = dict[str, Any]
@@ -93,12 +93,7 @@ def read_records(folder: Path, paper: str) -> list[Record]:
     """
     found = []
     for path in sorted((folder / paper).glob("*.json")):
-        try:
-            record = json.loads(path.read_bytes())
-        except OSError as reason:
-            raise DataError(f"cannot read '{path}': {reason.strerror or reason}.", path=str(path)) from reason
-        except ValueError as reason:
-            raise DataError(f"'{path}' is damaged: {reason}.", path=str(path)) from reason
+        record = read_json(path)
         if not isinstance(record, dict) or any(name not in record for name in _NEEDED):
             raise DataError(
                 f"'{path}' is not a record of an experiment: it needs {', '.join(_NEEDED)}.", path=str(path)

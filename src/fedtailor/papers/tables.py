@@ -13,13 +13,13 @@ import dataclasses
 import hashlib
 import json
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedtailor.core.errors import ConfigError, DataError, find_name, unknown_name
+from fedtailor.core.errors import ConfigError, find_name, unknown_name
+from fedtailor.core.reading import read_toml
 from fedtailor.papers.format import (
     SETTINGS,
     Column,
@@ -137,12 +137,7 @@ def load_paper(name: str, folder: Path | None = None) -> Paper:
     folder = folder or experiments_folder()
     name = find_name("paper", name, paper_names(folder), key="paper")
     path = folder / name / "paper.toml"
-    try:
-        values = tomllib.loads(path.read_bytes().decode())
-    except OSError as reason:
-        raise DataError(f"cannot read '{path}': {reason.strerror or reason}.", path=str(path)) from reason
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
-        raise ConfigError(f"'{path}' is not valid TOML: {reason}.", path=str(path)) from reason
+    values = read_toml(path)
     try:
         return _paper(name, values)
     except ConfigError as error:

@@ -4,7 +4,8 @@ A checkpoint is two files and what they name. ``000012.safetensors`` holds the s
 places of all client states in the files of the stores beside it. ``000012.json`` is its manifest: the counters of the
 run, the size and SHA-256 of every file, and its own. The manifest comes last; it is written under a temporary name,
 synchronized and renamed, so a checkpoint is there whole or not at all. The last two are kept. Before one is used,
-everything that it names is checked; if anything is wrong with it, the one before it is used.
+everything that it names is checked; if anything is wrong with it, the one before it is used. A file of a store that
+both need has a copy beside it, which takes its place if it is damaged.
 """
 
 from __future__ import annotations
@@ -25,8 +26,17 @@ from torch import Tensor
 
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.atomic import discard, synchronize_folder, to_json, unwritable, write_whole
-from fedtailor.core.codec import decode, encode
+from fedtailor.core.codec import LIMITS, decode, encode
 from fedtailor.core.errors import DataError, RunError
+from fedtailor.core.reading import (
+    LARGEST_TEXT,
+    UnreadableError,
+    damaged,
+    is_missing,
+    open_regular,
+    parse_json,
+    read_file,
+)
 from fedtailor.simulation.engines.store import Committed, FileDigest, Place, Store
 from fedtailor.simulation.report import RunState
 
@@ -46,10 +56,6 @@ class Restored(NamedTuple):
     """The server's side of the run."""
     notes: Mapping[str, Any]
     """What :meth:`Checkpoints.save` was given."""
-
-
-class _UnreadableError(DataError):
-    """A file is there, and cannot be read."""
 
 
 class _Checkpoint(NamedTuple):
@@ -103,7 +109,11 @@ class Checkpoints:
             "stores": {name: content.files for name, content in committed.items()},
             "notes": notes,
         }
-        write_whole(self._manifest_path(state.round), _signed(manifest))
+        try:
+            write_whole(self._manifest_path(state.round), _signed(manifest))
+        except BaseException:
+            discard(self._content_path(state.round))
+            raise
         self._files[state.round] = {name: set(content.files) for name, content in committed.items()}
         self.keep(_KEPT)
 
@@ -118,7 +128,7 @@ class Checkpoints:
             del self._files[round]
             self._remove(round)
         for name, store in self._stores.items():
-            store.keep(number for files in self._files.values() for number in files[name])
+            store.keep([number for files in self._files.values() for number in files[name]])
 
     def close(self) -> None:
         """Remove files that no checkpoint needs, as far as possible; the stores cannot be used any more."""
@@ -137,34 +147,40 @@ class Checkpoints:
                 an empty string.
 
         Returns:
-            What the checkpoint gives back, or None if none can be used, and why later ones were not used.
+            What the checkpoint gives back, or None if none can be used, and sentences about what was wrong.
 
         Raises:
             RunError: a file cannot be removed, or what is left of the checkpoints cannot be read at the moment.
         """
-        problems = []
+        notes = []
         unreadable = ""
-        rounds = sorted((int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdecimal()), reverse=True)
+        rounds = sorted(self._found(".json") | self._found(".safetensors"), reverse=True)
         for position, round in enumerate(rounds):
+            repairs: list[str] = []
             try:
-                checkpoint = self._read(round)
+                checkpoint = self._read(round, repairs)
                 problem = objection(checkpoint.restored.notes.get("records"))
-            except _UnreadableError as reason:
+            except UnreadableError as reason:
                 problem = reason.message
                 unreadable = problem
             except DataError as reason:
                 problem = reason.message
+            notes += repairs
             if problem:
-                problems.append(problem)
+                notes.append(f"checkpoint not used: {problem}")
                 continue
             self._use(round, checkpoint, rounds[position + 1 :])
             self._is_open = True
-            return checkpoint.restored, problems
+            return checkpoint.restored, notes
         if unreadable:  # what cannot be read may not be damaged
             raise RunError(f"no checkpoint can be used: {unreadable}", path=str(self.folder))
         shutil.rmtree(self.folder, ignore_errors=True)
         self._is_open = True
-        return None, problems
+        return None, notes
+
+    def _found(self, suffix: str) -> set[int]:
+        """Return the rounds of checkpoints of which there is a file."""
+        return {int(path.stem) for path in self.folder.glob(f"*{suffix}") if path.stem.isdecimal()}
 
     def _use(self, round: int, checkpoint: _Checkpoint, older: Iterable[int]) -> None:
         """Fill the stores from a checkpoint, and keep one older checkpoint that seems whole."""
@@ -181,9 +197,14 @@ class Checkpoints:
         for name, store in self._stores.items():
             store.reopen(checkpoint.stores[name], also[name])
         self._remove_unfinished()
+        self.keep(_KEPT)
 
-    def _read(self, round: int) -> _Checkpoint:
+    def _read(self, round: int, repairs: list[str]) -> _Checkpoint:
         """Read a checkpoint and check everything that it names.
+
+        Args:
+            round: which one.
+            repairs: gets a sentence for every damaged file whose copy has taken its place.
 
         Raises:
             DataError: something is wrong with it.
@@ -196,7 +217,7 @@ class Checkpoints:
             for name, store in self._stores.items():
                 files = _files_of(manifest, name)
                 for number, digest in files.items():
-                    _check_file(store.path(number), digest)
+                    repairs += _check_or_repair(store.path(number), store.copy_path(number), digest)
                 stores[name] = Committed(_to_places(content["stores"][name], files), files)
             state = RunState(
                 server=content["server"],
@@ -205,10 +226,10 @@ class Checkpoints:
                 participated=frozenset(content["participated"].tolist()),
             )
             if manifest["round"] != round:
-                raise _damaged(path, f"it is of round {manifest['round']!r:.40}")
+                raise damaged(path, f"it is of round {manifest['round']!r:.40}")
             return _Checkpoint(Restored(state, dict(manifest["notes"])), stores)
         except _UNEXPECTED as reason:
-            raise _damaged(path, f"{type(reason).__name__}: {reason}") from reason
+            raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
 
     def _read_content(self, round: int, digest: FileDigest) -> Any:
         """Read the tensors of a checkpoint.
@@ -218,10 +239,11 @@ class Checkpoints:
         """
         path = self._content_path(round)
         _check_file(path, digest)
+        raw = read_file(path, limit=LIMITS.size)
         try:
-            return decode(path.read_bytes(), modules=self._modules)
+            return decode(raw, modules=self._modules)
         except DataError as reason:
-            raise _damaged(path, reason.message) from reason
+            raise damaged(path, reason.message) from reason
 
     def _make_folder(self) -> None:
         if self.folder.is_dir():
@@ -311,21 +333,24 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     Raises:
         DataError: it cannot be read, or is not what was written.
     """
-    if not path.is_file():
-        raise _damaged(path, "it is not a file")
     try:
-        text = path.read_text(encoding="utf-8")
-        manifest = json.loads(text)
+        raw = read_file(path, limit=LARGEST_TEXT)
+    except UnreadableError as error:
+        if is_missing(error):
+            raise damaged(
+                path, "it is missing. Either it was deleted, or the run was killed while it wrote this checkpoint"
+            ) from error
+        raise
+    manifest = parse_json(raw, path)
+    try:
         del manifest["sha256"]
-        if _signed(manifest) != text:
+        if _signed(manifest).encode() != raw:
             raise ValueError("its SHA-256 does not match")
-    except OSError as reason:
-        raise _unreadable(path, reason) from reason
     except _UNEXPECTED as reason:
-        raise _damaged(path, str(reason)) from reason
+        raise damaged(path, str(reason)) from reason
     if manifest.get("version") != CHECKPOINT_VERSION:
         found = f"{manifest.get('version')!r:.40}"
-        raise _damaged(path, f"it is of version {found}, and this program reads version {CHECKPOINT_VERSION}")
+        raise damaged(path, f"it is of version {found}, and this program reads version {CHECKPOINT_VERSION}")
     return dict(manifest)
 
 
@@ -347,18 +372,36 @@ def _check_file(path: Path, digest: FileDigest) -> None:
     """
     found = hashlib.sha256()
     try:
-        size = path.stat().st_size
-        if size != digest.size:
-            raise _damaged(path, f"it has {size} bytes instead of {digest.size}")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != digest.size:
+                raise damaged(path, f"it has {size} bytes instead of {digest.size}")
             while block := file.read(_BLOCK):
                 found.update(block)
-    except FileNotFoundError as reason:
-        raise _damaged(path, "it is missing") from reason
-    except OSError as reason:
-        raise _unreadable(path, reason) from reason
+    except UnreadableError as error:
+        if is_missing(error):
+            raise damaged(path, "it is missing") from error
+        raise
     if found.hexdigest() != digest.sha256:
-        raise _damaged(path, "its SHA-256 does not match")
+        raise damaged(path, "its SHA-256 does not match")
+
+
+def _check_or_repair(path: Path, copy: Path, digest: FileDigest) -> list[str]:
+    """Check a file of a store; if it is damaged and its copy is not, put that in its place and say so.
+
+    Raises:
+        DataError: the file cannot be used, and there is no copy that can.
+    """
+    try:
+        _check_file(path, digest)
+    except DataError as damage:
+        try:
+            _check_file(copy, digest)
+            os.replace(copy, path)
+        except (DataError, OSError):
+            raise damage from None
+        return [f"{damage.message} Its copy has taken its place, and nothing is lost."]
+    return []
 
 
 def _write_synchronized(path: Path, data: bytes) -> None:
@@ -371,11 +414,6 @@ def _write_synchronized(path: Path, data: bytes) -> None:
     except OSError as reason:
         discard(path)
         raise unwritable(path, reason) from reason
-
-
-def _unreadable(path: Path, reason: OSError) -> _UnreadableError:
-    return _UnreadableError(f"cannot read '{path}': {reason.strerror or reason}.", path=str(path))
-
-
-def _damaged(path: Path, reason: str) -> DataError:
-    return DataError(f"'{path}' is damaged: {reason.rstrip('.')}.", path=str(path))
+    except BaseException:
+        discard(path)
+        raise

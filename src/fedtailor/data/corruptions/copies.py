@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtailor.core.errors import DataError
+from fedtailor.core.reading import read_file
 from fedtailor.data.corruptions import corrupt
 from fedtailor.data.folders import cache_folder
 
@@ -27,6 +30,9 @@ COPIES_VERSION = 1
 
 MAX_BYTES = 4 * 2**30
 """Most bytes of copies that are kept; the least recently used are removed first."""
+
+_LONGEST_HEADER = 2**16
+"""Bytes of an array file before its values."""
 
 _CHUNK = 1000  # images between two reports of progress
 
@@ -90,11 +96,11 @@ def _key(digest: str, rows: np.ndarray, kind: str, severity: int, seed: int, fro
 def _load(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
     """Return the copies of an entry; None if there is no entry, or it differs from what was written."""
     try:
-        raw = path.read_bytes()
-        if hashlib.sha256(raw).hexdigest() != _beside(path).read_text(encoding="ascii"):
+        raw = read_file(path, limit=math.prod(shape) + _LONGEST_HEADER)
+        if hashlib.sha256(raw).hexdigest().encode() != read_file(_beside(path), limit=100):
             return None
         copies = np.load(io.BytesIO(raw), allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+    except (DataError, ValueError, EOFError):
         return None
     if copies.shape != shape or copies.dtype != np.uint8:
         return None

@@ -1,0 +1,231 @@
+"""Guarded reading of our own files: whatever is at a path, the caller gets its content or one of our errors.
+
+Files may be damaged, or come from a stranger. Only regular files are opened, so that a pipe or a device cannot stop the
+reader; a length and a depth are limited, so that memory and time are; and a link may be refused that leads out of the
+folder which is read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fedtailor.core.errors import ConfigError, DataError
+
+LARGEST_TEXT = 2**27
+"""Bytes of a file, or of one line of a file of lines, that is JSON."""
+LARGEST_TOML = 2**20
+"""Bytes of a TOML file."""
+LARGEST_LINES = 2**35
+"""Bytes of a file of lines."""
+DEEPEST = 100
+"""Levels of a value."""
+_LONGEST_LINE = 2**24
+"""Bytes of a line."""
+_TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_NO_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_LONG_KEY = re.compile(r"(?:[\w\-\"' \t]+\.){" + str(DEEPEST) + "}")
+"""A dotted key of many parts. The TOML library takes the square of their number."""
+
+
+class UnreadableError(DataError):
+    """The system refused to read a file; nothing is known of its content."""
+
+
+@contextmanager
+def open_regular(path: Path, *, within: Path | None = None) -> Iterator[BinaryIO]:
+    """Open a regular file for reading.
+
+    Args:
+        path: the file.
+        within: a folder; if given, a link must not lead out of it.
+
+    Raises:
+        UnreadableError: the file is missing or cannot be read; the cause is the :class:`OSError`.
+        DataError: it is not a regular file, or lies outside the folder.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        if within is not None and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(within)):
+            raise damaged(path, f"it is a link that leads out of '{within}'")
+        descriptor = os.open(path, flags)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise damaged(path, "it is not a file with content")
+            yield file
+    except OSError as reason:
+        raise UnreadableError(f"cannot read '{path}': {reason.strerror or reason}.", path=str(path)) from reason
+    except ValueError as reason:  # a null character
+        raise DataError(f"{str(path)!r} cannot be the name of a file.", path=str(path)) from reason
+
+
+def read_file(path: Path, *, limit: int, within: Path | None = None) -> bytes:
+    """Return the content of a regular file.
+
+    Args:
+        path: the file.
+        limit: most bytes.
+        within: see :func:`open_regular`.
+
+    Raises:
+        UnreadableError: the file is missing or cannot be read.
+        DataError: it is no regular file, too long, or lies outside the folder.
+    """
+    with open_regular(path, within=within) as file:
+        size = os.fstat(file.fileno()).st_size
+        raw = b"" if size > limit else file.read(limit + 1)
+    if max(size, len(raw)) > limit:
+        raise damaged(path, f"it has more than {limit} bytes")
+    return raw
+
+
+def read_json(path: Path, *, limit: int = LARGEST_TEXT, within: Path | None = None) -> Any:
+    """Return the value of a JSON file.
+
+    Raises:
+        UnreadableError: the file is missing or cannot be read.
+        DataError: it is not JSON, nested too deep, or anything that :func:`read_file` refuses.
+    """
+    return parse_json(read_file(path, limit=limit, within=within), path)
+
+
+def read_object(path: Path, *, limit: int = LARGEST_TEXT, within: Path | None = None) -> dict[str, Any]:
+    """Return the object of a JSON file.
+
+    Raises:
+        UnreadableError: the file is missing or cannot be read.
+        DataError: it holds something else.
+    """
+    value = read_json(path, limit=limit, within=within)
+    if not isinstance(value, dict):
+        raise damaged(path, "it holds no object")
+    return value
+
+
+def read_lines(path: Path, *, within: Path | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file of lines of JSON; a missing file has none.
+
+    A last line without its end was being written when its writer was killed, and is left out.
+
+    Raises:
+        UnreadableError: the file cannot be read.
+        DataError: a line is not an object, or too long; the lines before it have been yielded.
+    """
+    try:
+        with open_regular(path, within=within) as file:
+            if os.fstat(file.fileno()).st_size > LARGEST_LINES:
+                raise damaged(path, f"it has more than {LARGEST_LINES} bytes")
+            while line := file.readline(_LONGEST_LINE):
+                if not line.endswith(b"\n"):
+                    if len(line) == _LONGEST_LINE:
+                        raise damaged(path, f"a line has more than {_LONGEST_LINE} bytes")
+                    return
+                record = parse_json(line, path)
+                if not isinstance(record, dict):
+                    raise damaged(path, "a line holds no object")
+                yield record
+    except UnreadableError as error:
+        if not is_missing(error):
+            raise
+
+
+def is_missing(error: DataError) -> bool:
+    """Return whether a file could not be read because it does not exist."""
+    return isinstance(error.__cause__, FileNotFoundError)
+
+
+def parse_json(raw: bytes, path: Path) -> Any:
+    """Return the value of JSON text.
+
+    Raises:
+        DataError: it is not JSON, or nested too deep; the message names the path.
+    """
+    if _depth(raw) > DEEPEST:
+        raise damaged(path, f"its values are nested more than {DEEPEST} levels deep")
+    try:
+        return json.loads(raw.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as reason:
+        raise damaged(path, str(reason)) from reason
+
+
+def parse_toml(raw: bytes, path: Path) -> dict[str, Any]:
+    """Return the values of TOML text.
+
+    Raises:
+        DataError: it is not TOML, or nested too deep; the message names the path.
+    """
+    try:
+        text = raw.decode()
+        if _LONG_KEY.search(text):
+            raise _not_toml(path, f"a key in it has more than {DEEPEST} parts")
+        values = tomllib.loads(text)
+    except UnicodeDecodeError as reason:
+        raise _not_toml(path, f"byte {reason.start} is not UTF-8") from reason
+    except tomllib.TOMLDecodeError as reason:
+        raise _not_toml(path, str(reason)) from reason
+    except RecursionError as reason:
+        raise _not_toml(path, f"its values are nested more than {DEEPEST} levels deep") from reason
+    except ValueError as reason:
+        raise _not_toml(path, "a number in it is too long") from reason
+    if _is_deep(values):
+        raise _not_toml(path, f"its values are nested more than {DEEPEST} levels deep")
+    return values
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the values of a TOML file that a person has written.
+
+    Raises:
+        UnreadableError: the file is missing or cannot be read.
+        ConfigError: it is not TOML, too long, or nested too deep.
+    """
+    try:
+        return parse_toml(read_file(path, limit=LARGEST_TOML), path)
+    except UnreadableError:
+        raise
+    except DataError as error:
+        raise ConfigError(error.message, path=str(path)) from error
+
+
+def damaged(path: Path, reason: str) -> DataError:
+    """Return the error for a file that is not what was written."""
+    return DataError(f"'{path}' is damaged: {reason.rstrip('.')}.", path=str(path))
+
+
+def _not_toml(path: Path, reason: str) -> DataError:
+    return DataError(f"'{path}' is not valid TOML: {reason}.", path=str(path))
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _depth(raw: bytes) -> int:
+    """Return how deep the brackets of JSON text are nested."""
+    brackets = _TEXTS.sub(b"", raw).translate(None, _NO_BRACKETS)
+    return max(itertools.accumulate(map(_STEPS.__getitem__, brackets)), default=0)
+
+
+def _is_deep(values: dict[str, Any]) -> bool:
+    """Return whether values are nested more than ``DEEPEST`` levels deep."""
+    level: list[Any] = [values]
+    for _ in range(DEEPEST + 1):
+        level = [child for value in level for child in _children(value)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
