@@ -134,7 +134,7 @@ def test_models_appear_together(tmp_path, monkeypatch):
     assert read_run(folder.path).model(39)[0]["w"].tolist() == [39, 39]
     (folder.path / ".models.1.tmp").mkdir()
     folder.remove_temporary_files()
-    assert not list(folder.path.glob(".*"))
+    assert not list(folder.path.glob(".*.tmp"))
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
