@@ -24,7 +24,7 @@ _EVENTS = {
 
 def round_record(report: RoundReport, federation: Federation) -> Record:
     """Return the line of ``rounds.jsonl`` for a round."""
-    return {
+    record: Record = {
         "round": report.round,
         "cohort": report.cohort,
         "steps": report.steps,
@@ -33,6 +33,21 @@ def round_record(report: RoundReport, federation: Federation) -> Record:
         "metrics": {name: _mean(list(values.values())) for name, values in report.metrics.items()},
         "evaluations": [_evaluation_record(evaluation, federation) for evaluation in report.evaluations],
     }
+    best = report.state.selection
+    if best is not None:
+        record["best"] = {"round": best.round, "validation_accuracy": best.accuracy}
+    return record
+
+
+def selected(last: RoundReport, select: str) -> Record:
+    """Return the round of the final models, by what it was selected, and the best round on validation examples."""
+    final = last.final or last
+    by = "mean accuracy of personalized models on validation examples" if select == "best" else "the last round"
+    found: Record = {"round": final.round, "by": by}
+    best = last.state.selection
+    if best is not None:
+        found |= {"best_round": best.round, "best_validation_accuracy": best.accuracy}
+    return found
 
 
 def _evaluation_record(evaluation: Evaluation, federation: Federation) -> Record:
