@@ -21,6 +21,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -36,6 +37,7 @@ from fedtailor.core.atomic import (
     write_whole,
 )
 from fedtailor.core.errors import ConfigError, DataError, RunError
+from fedtailor.experiment.schema import SCHEMA_VERSION, schema_of
 
 if sys.platform != "win32":
     import fcntl
@@ -226,7 +228,8 @@ class RunFolder:
 
     def write_provenance(self, provenance: Record) -> None:
         """Write ``provenance.json``: where the results come from."""
-        write_whole(self.path / "provenance.json", to_json(provenance, indent=2) + "\n")
+        record = {"schema": SCHEMA_VERSION, **provenance}
+        write_whole(self.path / "provenance.json", to_json(record, indent=2) + "\n")
 
     def write_split(self, split: Record) -> None:
         """Write ``split.json``: which client has which examples."""
@@ -311,6 +314,7 @@ class RunFolder:
         found = _read_json(path)
         if not isinstance(found, dict):
             raise _damaged(path, TypeError("it holds no object"))
+        schema_of(found, self.path)
         return found
 
     def result(self) -> dict[str, Any] | None:
@@ -369,14 +373,29 @@ class Run:
     split: dict[str, Any]
     rounds: list[dict[str, Any]]
     """The lines of ``rounds.jsonl``. With several seeds: those of all of them, each line with its ``seed``."""
-    clients: list[dict[str, Any]]
-    """The lines of ``clients.jsonl``, in the same way."""
     events: list[dict[str, Any]]
     """The lines of ``events.jsonl``, in the same way."""
     result: dict[str, Any] | None
     """What ``fedtailor run --json`` printed; None for a run that has not finished."""
     seeds: dict[int, Run]
     """The runs of the single seeds, where there are several."""
+
+    @property
+    def schema(self) -> int:
+        """The version of the records, see :mod:`fedtailor.experiment.schema`."""
+        return schema_of(self.provenance, self.path)
+
+    @cached_property
+    def clients(self) -> list[dict[str, Any]]:
+        """The lines of ``clients.jsonl``, in the same way. They are read when this is first used: they can be many.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        if self.seeds:
+            return [{"seed": seed, **record} for seed, run in self.seeds.items() for record in run.clients]
+        done = {record["round"] for record in self.rounds}
+        return [record for record in _read_lines(self.path / "clients.jsonl") if record["round"] in done]
 
     def model(self, client: str | int, *, seed: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Return a client's tensors by path, and its model card.
@@ -433,6 +452,7 @@ def read_run(path: str | Path) -> Run:
         [1, 2]
     """
     path = Path(path)
+    provenance = RunFolder(path).provenance()
     text = _read(path / "experiment.toml")
     try:
         config = tomllib.loads(text.decode())
@@ -440,22 +460,19 @@ def read_run(path: str | Path) -> Run:
         raise _damaged(path / "experiment.toml", reason) from reason
     rounds = list(_read_lines(path / "rounds.jsonl"))
     done = {record["round"] for record in rounds}
-    clients = [record for record in _read_lines(path / "clients.jsonl") if record["round"] in done]
     events = [record for record in _read_lines(path / "events.jsonl") if record.get("round", 0) in done | {0}]
     folders = {int(seed): path / f"seed-{seed}" for seed in config.get("seeds", [])}
     seeds = {seed: read_run(folder) for seed, folder in folders.items() if folder.exists()}
     for seed, run in seeds.items():
         rounds += [{"seed": seed, **record} for record in run.rounds]
-        clients += [{"seed": seed, **record} for record in run.clients]
         events += [{"seed": seed, **record} for record in run.events]
     return Run(
         path=path,
         config=config,
-        provenance=_read_json(path / "provenance.json"),
+        provenance=provenance,
         status=_read_json(path / "status.json"),
         split=_read_json(path / "split.json", default={}),
         rounds=rounds,
-        clients=clients,
         events=events,
         result=_read_json(path / "result.json", default=None),
         seeds=seeds,
