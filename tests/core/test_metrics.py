@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import balanced_accuracy_score, log_loss
+from sklearn.metrics import balanced_accuracy_score, confusion_matrix, log_loss
 
 from fedtailor.core import metrics
 
@@ -46,6 +46,20 @@ def test_scores_of_one_client_match_other_libraries(seed):
     assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predicted), abs=1e-14)
     assert found["loss"] == pytest.approx(log_loss(labels, logits.softmax(1), labels=range(CLASSES)), abs=1e-12)
     assert found["ece"] == pytest.approx(calibration_error(logits, labels), abs=1e-14)
+    scores = metrics.score(logits, labels, torch.ones(50), CLASSES)
+    expected = confusion_matrix(labels, predicted, labels=range(CLASSES))
+    assert scores.confusion.tolist() == expected.tolist()
+    assert {(label, other): count for label, other, count in metrics.confusion(scores)} == {
+        (label, other): expected[label, other] for label, other in zip(*expected.nonzero(), strict=True)
+    }
+
+
+def test_predictions_that_are_not_numbers_are_in_no_column():
+    logits = torch.tensor([[0.0, torch.nan], [0.0, 1.0]])
+    scores = metrics.score(logits, torch.tensor([0, 1]), torch.ones(2), 2)
+    assert scores.class_total.tolist() == [1, 1] and scores.confusion.tolist() == [[0, 0], [0, 1]]
+    assert metrics.confusion(scores) == [[1, 1, 1]]
+    assert [number for number, *_ in metrics.reliability(scores)] == [0, 10]
 
 
 def test_balanced_accuracy_leaves_out_classes_that_the_test_set_lacks():
@@ -97,7 +111,7 @@ def test_scores_add_up_in_any_grouping(sizes, seed):
     right = metrics.add(parts[0], metrics.add(parts[1], parts[2]))
     torch.testing.assert_close(left, right, rtol=0, atol=1e-12)
     torch.testing.assert_close(left, whole, rtol=0, atol=1e-12)
-    for exact in ("class_correct", "class_total", "bin_count", "bin_correct"):
+    for exact in ("class_correct", "class_total", "bin_count", "bin_correct", "confusion"):
         assert torch.equal(getattr(left, exact), getattr(right, exact))
     assert torch.equal(metrics.add(parts[0], parts[1]).loss_sum, metrics.add(parts[1], parts[0]).loss_sum)
 

@@ -33,13 +33,20 @@ from fedtailor.simulation.engines.options import EngineOptions
 
 EXAMPLE = {
     "seeds": [3, 1],
-    "data": {"dataset": "digits", "clients": 7, "partition": "classes(k=3)", "new_clients": 2, "seed": "run"},
+    "data": {
+        "dataset": "digits",
+        "clients": 7,
+        "partition": "classes(k=3)",
+        "new_clients": 2,
+        "val_fraction": 0.2,
+        "seed": "run",
+    },
     "model": {"name": "mlp", "options": {"hidden": 12}},
     "algorithm": {"name": "pfedfda", "preset": "paper", "beta": "multi", "lr": 0.5},
     "training": {"lr": 0.1, "epochs": 2},
     "federation": {"rounds": 4, "participation": "fixed(3)", "full_last_round": False},
     "engine": {"name": "batched", "block": 4},
-    "evaluation": {"every": 2, "personalized_every": 1},
+    "evaluation": {"every": 2, "personalized_every": 1, "select": "best", "patience": 4},
 }
 
 
@@ -72,7 +79,7 @@ def test_resolved_configurations_are_complete_and_stable():
         "robust": "none",
         "robust_share": 0.25,
     }
-    assert written["evaluation"] == {"every": 2, "personalized_every": 1}
+    assert written["evaluation"] == {"every": 2, "personalized_every": 1, "select": "best", "patience": 4}
     own = set(type(parts.algorithm).option_names())
     assert set(written["algorithm"]) == {"name", "preset"} | own
     assert written["algorithm"]["cov_ridge"] == 1e-4, "the preset's value is written"

@@ -21,6 +21,7 @@ from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.core.process import lives, this_process
 from fedtailor.core.whole_folder import whole_folder
 from fedtailor.experiment.records import RunFolder, exclusive, read_run
+from fedtailor.experiment.schema import SCHEMA_VERSION
 
 CONFIG = 'seed = 0\n\n[data]\ndataset = "digits"\n'
 
@@ -44,7 +45,7 @@ def test_round_trip(tmp_path):
         folder.finish({"metrics": {"loss": float("inf")}})
     run = read_run(tmp_path / "run")
     assert run.config == {"seed": 0, "data": {"dataset": "digits"}}
-    assert run.provenance == {"versions": {"torch": "2"}}
+    assert run.provenance == {"schema": SCHEMA_VERSION, "versions": {"torch": "2"}}
     assert run.split == {"clients": [{"train": [1, 2]}]}
     assert run.rounds == [{"round": 1, "x": 0.5}, {"round": 2, "x": None}]
     assert [record["round"] for record in run.clients] == [1, 2]

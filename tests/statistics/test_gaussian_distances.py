@@ -94,20 +94,37 @@ def test_surprise_is_the_mean_negative_log_likelihood(shrinkage):
     matrix = gaussian.shrink(covariance, shrinkage).numpy()
     logs = [multivariate_normal(means[c].numpy(), matrix).logpdf(row.numpy()) for row, c in zip(z, y, strict=True)]
     expected = -np.average(logs, weights=weight.numpy())
-    assert float(gaussian.mean_negative_log_likelihood(z, y, weight, means, covariance, shrinkage)) == pytest.approx(
-        expected, rel=1e-11
-    )
+    fit = gaussian.feature_fit(z, y, weight, means, covariance, shrinkage)
+    assert float(fit.surprise) == pytest.approx(expected, rel=1e-11)
 
 
 def test_surprise_where_it_is_not_defined():
     z, y, means, covariance = gaussian_classes()
     ones, zeros = torch.ones(len(y)), torch.zeros(len(y))
-    assert gaussian.mean_negative_log_likelihood(z, y, zeros, means, covariance) == 0
-    assert (
-        gaussian.mean_negative_log_likelihood(z, y, ones, means, torch.diag(torch.tensor([1.0, 1, 1, 1, 1, 0])))
-        == torch.inf
-    )
-    assert gaussian.mean_negative_log_likelihood(z, y, ones, means, torch.full((D, D), torch.nan)).isnan()
+    assert gaussian.feature_fit(z, y, zeros, means, covariance) == (0, 0)
+    singular = gaussian.feature_fit(z, y, ones, means, torch.diag(torch.tensor([1.0, 1, 1, 1, 1, 0])))
+    assert singular.surprise == torch.inf and singular.kurtosis.isfinite()
+    assert all(number.isnan() for number in gaussian.feature_fit(z, y, ones, means, torch.full((D, D), torch.nan)))
+
+
+def test_kurtosis_tells_gaussian_features_from_others():
+    """Against Mardia's formula, and against features with heavy and with light tails."""
+    generator = torch.Generator().manual_seed(0)
+    count = 20_000
+    draws = torch.randn(count, D, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (count,), generator=generator)
+    means = torch.randn(3, D, generator=generator, dtype=torch.float64)
+    root = torch.randn(D, D, generator=generator, dtype=torch.float64)
+    heavy = draws / torch.rand(count, 1, generator=generator, dtype=torch.float64)
+    light = draws / draws.norm(dim=1, keepdim=True)
+    found = {}
+    for name, sample in (("gaussian", draws), ("heavy", heavy), ("light", light)):
+        z = sample @ root + means[y]
+        found[name] = float(gaussian.feature_fit(z, y, torch.ones(count), means, root.T @ root).kurtosis)
+        q = np.sum((sample.numpy() @ root.numpy() @ np.linalg.inv(root.numpy())) ** 2, axis=1)
+        assert found[name] == pytest.approx(np.mean(q**2) / np.mean(q) ** 2 * D / (D + 2), rel=1e-8)
+    assert found["gaussian"] == pytest.approx(1.0, abs=0.03)
+    assert found["heavy"] > 2 and found["light"] == pytest.approx(D / (D + 2), rel=1e-8)
 
 
 @pytest.mark.parametrize("name", ["pfedfda", "fedlda"])

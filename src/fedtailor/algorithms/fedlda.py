@@ -110,11 +110,11 @@ class Personal(NamedTuple):
 
 
 class Refreshed(NamedTuple):
-    """A client's estimate of the Gaussian: means, covariance, and the features' mean negative log-likelihood, ()."""
+    """A client's estimate of the Gaussian: means, covariance, and how well they describe the features."""
 
     means: Tensor
     covariance: Tensor
-    surprise: Tensor
+    fit: gaussian.FeatureFit
 
 
 def body_loss(
@@ -230,7 +230,8 @@ class FedLDA(Algorithm[ServerState, ClientState | tuple[()], Personal]):
         metrics = {
             "steps": trained.steps,
             "loss": trained.loss,
-            "feature_surprise": refreshed.surprise,
+            "feature_surprise": refreshed.fit.surprise,
+            "feature_kurtosis": refreshed.fit.kurtosis,
             **self.diagnostics(task, received),
         }
         new_state = ClientState(body, torch.ones(())) if isinstance(state, ClientState) else ()
@@ -281,11 +282,9 @@ class FedLDA(Algorithm[ServerState, ClientState | tuple[()], Personal]):
         scatter = gaussian.scatter_about(moments, means)
         local = gaussian.covariance(scatter, features.weight.sum(), self.cov_ridge, 0.0)
         covariance = gaussian.blend(local, shared.covariance, rate)
-        surprise = gaussian.mean_negative_log_likelihood(
-            features.x, features.y, features.weight, means, covariance, self.shrinkage
-        )
+        fit = gaussian.feature_fit(features.x, features.y, features.weight, means, covariance, self.shrinkage)
         dtype = shared.means.dtype
-        return Refreshed(means.to(dtype), covariance.to(dtype), surprise)
+        return Refreshed(means.to(dtype), covariance.to(dtype), fit)
 
     def _personal(self, body: Params, shared: ServerState, info: ClientInfo) -> Personal:
         """Combine the server's Gaussian with a prior; without examples all classes are equally likely."""

@@ -194,9 +194,7 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
             "means": Mean(blend.means, n),
             "covariance": Mean(blend.covariance, n),
         }
-        surprise = gaussian.mean_negative_log_likelihood(
-            seen.x, seen.y, seen.weight, blend.means, blend.covariance, _SHRINKAGE
-        )
+        fit = gaussian.feature_fit(seen.x, seen.y, seen.weight, blend.means, blend.covariance, _SHRINKAGE)
         metrics = {
             "steps": trained.steps,
             "loss": trained.loss,
@@ -204,7 +202,8 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
             "beta_covariance": blend.beta[1],
             "max_head_weight": head.weight.abs().max(),
             "feature_scale": shared.covariance.diagonal().sqrt().mean(),
-            "feature_surprise": surprise,
+            "feature_surprise": fit.surprise,
+            "feature_kurtosis": fit.kurtosis,
         }
         personal = _personal(trained.params, blend, prior)
         return ClientUpdate(ClientState(blend.beta), upload, personal=personal, metrics=metrics)

@@ -17,6 +17,9 @@ from torch import Tensor
 BINS = 15
 """Bins of confidence, each open below and closed above."""
 
+_DIGITS = 6
+"""Decimal places of sums of confidence in records."""
+
 HIGHER_IS_BETTER = {"accuracy": True, "balanced_accuracy": True, "loss": False, "ece": False}
 """The reported metrics."""
 
@@ -36,6 +39,8 @@ class Scores(NamedTuple):
     """Sum of the confidence in every bin."""
     bin_correct: Float64[Tensor, "bins"]
     """Examples in every bin that were predicted correctly."""
+    confusion: Float64[Tensor, "classes classes"]
+    """Examples by class (row) and prediction (column); without those whose logits are NaN."""
 
 
 def score(
@@ -55,6 +60,7 @@ def score(
     loss = torch.where(valid, -log_probs.gather(1, target[:, None])[:, 0], torch.inf)
     member = (labels[:, None] == torch.arange(num_classes, device=labels.device)).double()
     position = ((confidence * BINS).ceil() - 1.0).clamp(0, BINS - 1)
+    chosen = (predicted[:, None] == torch.arange(num_classes, device=labels.device)).double()
     in_bin = (position[:, None] == torch.arange(BINS, device=labels.device)).double()
     return Scores(
         class_correct=right @ member,
@@ -63,6 +69,7 @@ def score(
         bin_count=row_weight @ in_bin,
         bin_confidence=(row_weight * confidence) @ in_bin,
         bin_correct=right @ in_bin,
+        confusion=(member * (row_weight * valid)[:, None]).T @ chosen,
     )
 
 
@@ -93,6 +100,39 @@ def recall(scores: Scores) -> dict[str, float]:
     """Return the recall of every class that has examples, by class number."""
     pairs = zip(scores.class_correct.tolist(), scores.class_total.tolist(), strict=True)
     return {str(label): correct / total for label, (correct, total) in enumerate(pairs) if total > 0}
+
+
+def reliability(scores: Scores) -> list[list[int | float]]:
+    """Return the bins of confidence that hold examples: number of the bin, examples, sum of confidence, correct ones.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 2.0], [0.0, 2.0]])
+        >>> reliability(score(logits, torch.tensor([1, 0]), torch.ones(2), 2))
+        [[13, 2, 1.761594, 1]]
+    """
+    columns = zip(scores.bin_count.tolist(), scores.bin_confidence.tolist(), scores.bin_correct.tolist(), strict=True)
+    return [
+        [number, _plain(count), round(confidence, _DIGITS), _plain(correct)]
+        for number, (count, confidence, correct) in enumerate(columns)
+        if count > 0
+    ]
+
+
+def confusion(scores: Scores) -> list[list[int | float]]:
+    """Return the pairs of class and prediction that occur: class, prediction, examples.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 2.0], [0.0, 2.0]])
+        >>> confusion(score(logits, torch.tensor([1, 0]), torch.ones(2), 2))
+        [[0, 1, 1], [1, 1, 1]]
+    """
+    pairs = scores.confusion.nonzero().tolist()
+    return [[label, predicted, _plain(float(scores.confusion[label, predicted]))] for label, predicted in pairs]
+
+
+def _plain(count: float) -> int | float:
+    """Return a whole number as one."""
+    return int(count) if count.is_integer() else count
 
 
 def summarize(scores: Sequence[Scores], num_train: Sequence[int]) -> dict[str, dict[str, float]]:

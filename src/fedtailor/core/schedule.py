@@ -25,7 +25,7 @@ SCHEDULE_KEYS: Mapping[str, tuple[str, ...]] = {
         "robust",
         "robust_share",
     ),
-    "evaluation": ("every", "personalized_every"),
+    "evaluation": ("every", "personalized_every", "select", "patience"),
 }
 """The two sections of a configuration that hold a schedule, and their keys."""
 
@@ -56,10 +56,51 @@ class Schedule:
     """Rounds between evaluations of the global model and of local models; 0: after the last round only."""
     personalized_every: Annotated[int, Range(ge=0)] = 0
     """Rounds between evaluations of personalized models; 0: after the last round only."""
+    select: Literal["last", "best"] = "last"
+    """Which round gives the final models: the last one, or the one whose personalized models have the best mean
+    accuracy on the clients' validation examples (the first of equal ones)."""
+    patience: Annotated[int, Range(ge=0)] = 0
+    """The run stops after so many evaluations of personalized models in a row whose mean accuracy on validation
+    examples is not better than before; 0: it does not stop."""
 
     def __post_init__(self) -> None:
         keys = {name: f"evaluation.{key}" for key, name in _EVALUATION_FIELDS.items()}
         check_options(self, owner="federation", keys=keys)
+        if self.watches_validation and self.personalized_every == 0:
+            raise ConfigError(
+                f"{self._watching_option} needs evaluations of personalized models during the run: set "
+                "evaluation.personalized_every, such as 10.",
+                key="evaluation.personalized_every",
+                allowed="1 or more",
+                got=0,
+            )
+
+    @property
+    def watches_validation(self) -> bool:
+        """Whether scores on validation examples decide which round is selected, or when the run stops."""
+        return self.select == "best" or self.patience > 0
+
+    @property
+    def _watching_option(self) -> str:
+        return "evaluation.select = 'best'" if self.select == "best" else "evaluation.patience"
+
+    def check_validation(self, validates: bool) -> None:
+        """Check that there are validation examples if they are to decide something.
+
+        Args:
+            validates: whether any client has some.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        if self.watches_validation and not validates:
+            raise ConfigError(
+                f"{self._watching_option} needs validation examples, and no client has any: set data.val_fraction, "
+                "such as 0.2, or name a split with validation examples. Test examples never decide.",
+                key="data.val_fraction",
+                allowed="more than 0",
+                got=0,
+            )
 
     def everybody_trains(self, algorithm: Algorithm[Any, Any, Any]) -> bool:
         """Return whether all clients train in every round."""
@@ -111,7 +152,12 @@ class Schedule:
         }
 
 
-_EVALUATION_FIELDS = {"every": "evaluate_every", "personalized_every": "personalized_every"}
+_EVALUATION_FIELDS = {
+    "every": "evaluate_every",
+    "personalized_every": "personalized_every",
+    "select": "select",
+    "patience": "patience",
+}
 """Key of ``[evaluation]`` -> field of :class:`Schedule`."""
 
 

@@ -76,6 +76,7 @@ def assemble(
     check_tasks(algorithm, federation.roster)
     check_who_trains(algorithm, schedule)
     schedule.check(len(federation.roster.trainable_clients))
+    schedule.check_validation(federation.roster.validates)
     refuse_impossible_augmentation(algorithm.training, shape)
     choice = choose_engine(config.engine, algorithm, federation, schedule)
     resolved = dataclasses.replace(

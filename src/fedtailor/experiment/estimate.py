@@ -107,6 +107,8 @@ def _try(parts: PreparedRun, most: int) -> _Trial:
         evaluate_every=0,
         personalized_every=2,
         robust="none",
+        select="last",
+        patience=0,
     )
     reports = list(
         simulate(

@@ -23,6 +23,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
@@ -50,6 +51,7 @@ from fedtailor.core.reading import (
     read_object,
 )
 from fedtailor.core.whole_folder import LockedError, lock, whole_folder
+from fedtailor.experiment.schema import SCHEMA_VERSION, schema_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -287,7 +289,8 @@ class RunFolder:
 
     def write_provenance(self, provenance: Record) -> None:
         """Write ``provenance.json``: where the results come from."""
-        write_whole(self.path / "provenance.json", to_json(provenance, indent=2) + "\n")
+        record = {"schema": SCHEMA_VERSION, **provenance}
+        write_whole(self.path / "provenance.json", to_json(record, indent=2) + "\n")
 
     def write_split(self, split: Record) -> None:
         """Write ``split.json``: which client has which examples."""
@@ -365,7 +368,9 @@ class RunFolder:
 
     def provenance(self) -> dict[str, Any]:
         """Read ``provenance.json``."""
-        return read_object(self.path / "provenance.json", within=self.path)
+        found = read_object(self.path / "provenance.json", within=self.path)
+        schema_of(found, self.path)
+        return found
 
     def result(self) -> dict[str, Any] | None:
         """Read ``result.json``; None if the run has not finished."""
@@ -440,14 +445,30 @@ class Run:
     split: dict[str, Any]
     rounds: list[dict[str, Any]]
     """The lines of ``rounds.jsonl``. With several seeds: those of all of them, each line with its ``seed``."""
-    clients: list[dict[str, Any]]
-    """The lines of ``clients.jsonl``, in the same way."""
     events: list[dict[str, Any]]
     """The lines of ``events.jsonl``, in the same way."""
     result: dict[str, Any] | None
     """What ``fedtailor run --json`` printed; None for a run that has not finished."""
     seeds: dict[int, Run]
     """The runs of the single seeds, where there are several."""
+
+    @property
+    def schema(self) -> int:
+        """The version of the records, see :mod:`fedtailor.experiment.schema`."""
+        return schema_of(self.provenance, self.path)
+
+    @cached_property
+    def clients(self) -> list[dict[str, Any]]:
+        """The lines of ``clients.jsonl``, in the same way. They are read when this is first used: they can be many.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        if self.seeds:
+            return [{"seed": seed, **record} for seed, run in self.seeds.items() for record in run.clients]
+        done = {record["round"] for record in self.rounds}
+        records = _read_records(self.path, "clients.jsonl", needed="round")
+        return [record for record in records if record["round"] in done]
 
     def model(self, client: str | int, *, seed: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Return a client's tensors by path, and its model card.
@@ -512,7 +533,6 @@ def read_run(path: str | Path) -> Run:
         if "seeds" in one.config:
             raise damaged(one.path / _LAST_MADE, "it is that of several seeds")
         run.rounds.extend({"seed": seed, **record} for record in one.rounds)
-        run.clients.extend({"seed": seed, **record} for record in one.clients)
         run.events.extend({"seed": seed, **record} for record in one.events)
     run.seeds.update(seeds)
     return run
@@ -520,22 +540,21 @@ def read_run(path: str | Path) -> Run:
 
 def _read_one(path: Path) -> Run:
     """Read a run folder without those of its seeds."""
+    provenance = RunFolder(path).provenance()  # first, for a folder of a newer version
     config_file = path / _LAST_MADE
     config = parse_toml(read_file(config_file, limit=LARGEST_TOML, within=path), config_file)
     rounds = _read_records(path, "rounds.jsonl", needed="round")
     done = {record["round"] for record in rounds}
-    clients = _read_records(path, "clients.jsonl", needed="round")
     events = _read_records(path, "events.jsonl")
     split = _read_optional(path / "split.json")
     result = _read_result(path)
     return Run(
         path=path,
         config=config,
-        provenance=read_object(path / "provenance.json", within=path),
+        provenance=provenance,
         status=_true_status(path, result, None if "seeds" in config else len(rounds)),
         split={} if split is None else split,
         rounds=rounds,
-        clients=[record for record in clients if record["round"] in done],
         events=[record for record in events if record.get("round", 0) in done | {0}],
         result=result,
         seeds={},

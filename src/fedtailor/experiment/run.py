@@ -39,6 +39,8 @@ _CHECKPOINTS = "checkpoints"
 """Folder in a run folder for checkpoints, and for what clients keep from round to round."""
 _KEPT = ("states", "per_client")
 """What clients keep from round to round."""
+_REMEMBERED = ("best_states", "best_per_client")
+"""What they kept after the best round so far, if the run gives the models of that round."""
 _FINISHED = "'{path}' holds this run, and it has finished."
 
 
@@ -151,7 +153,8 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, An
     folder.remove_temporary_files()
     shutil.rmtree(path / _STATE, ignore_errors=True)
     modules = readable_modules(parts.algorithm)
-    kept = {name: Store(path / _CHECKPOINTS, name, modules=modules, in_memory=IN_MEMORY // 3) for name in _KEPT}
+    names = (*_KEPT, *_REMEMBERED) if config.schedule.select == "best" else _KEPT
+    kept = {name: Store(path / _CHECKPOINTS, name, modules=modules, in_memory=IN_MEMORY // 3) for name in names}
     temporary = {
         name: Store(path / _STATE, name, modules=modules, in_memory=IN_MEMORY // 3) for name in ("trained", "personal")
     }
@@ -182,11 +185,13 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, An
                     totals.add_round(record)
                     totals.add_events(report.events)
                     seconds = beginning.seconds + time.perf_counter() - start
-                    if _checkpoint_is_due(config, report.round):
+                    if _checkpoint_is_due(config, report):
                         checkpoints.save(report.state, {"records": folder.bookmark(), "seconds": seconds})
-                folder.write_models(personal_models(parts, report))
+                final = report.final or report
+                folder.write_models(personal_models(parts, final))
+                _say_which_round(parts, folder, progress, report)
                 _say_who_never_trained(parts, folder, progress, report)
-                result = _result(parts, folder, report, record, totals)
+                result = _result(parts, folder, report, totals)
                 result["seconds"]["total"] = beginning.seconds + time.perf_counter() - start
                 if config.checkpoint.every > 0:
                     notes = {"records": folder.bookmark(), "seconds": result["seconds"]["total"], "result": result}
@@ -197,10 +202,10 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, An
     return result
 
 
-def _checkpoint_is_due(config: Config, round: int) -> bool:
+def _checkpoint_is_due(config: Config, report: RoundReport) -> bool:
     """Return whether a checkpoint is due after a round; that of the last round waits for the models."""
     every = config.checkpoint.every
-    return every > 0 and round % every == 0 and round < config.schedule.rounds
+    return every > 0 and report.round % every == 0 and not report.is_last
 
 
 def _begin(parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, progress: Progress) -> _Beginning:
@@ -259,29 +264,46 @@ def _write_round(parts: PreparedRun, folder: RunFolder, progress: Progress, repo
     return record
 
 
-def _result(
-    parts: PreparedRun, folder: RunFolder, last: RoundReport, record: dict[str, Any], totals: summary.Totals
-) -> dict[str, Any]:
-    """Return the result of a run from the report and the record of its last round, and the sums over all rounds."""
+def _result(parts: PreparedRun, folder: RunFolder, last: RoundReport, totals: summary.Totals) -> dict[str, Any]:
+    """Return the result of a run from the report of its last round, and the sums over all rounds."""
     config = parts.config
-    metrics, new_clients = summary.final_metrics(record)
+    final = last.final or last
+    metrics, new_clients = summary.final_metrics(summary.round_record(final, parts.federation))
     result = {
         "run": str(folder.path),
         "algorithm": config.algorithm.name,
         "dataset": parts.divided.dataset.name,
         "clients": len(parts.divided.division.rows),
-        "rounds": config.schedule.rounds,
+        "rounds": last.round,
         "seeds": list(config.seeds),
         "split_sha256": split_record(parts.divided.division, parts.divided.conditions)["split_sha256"],
         "metrics": metrics,
     }
+    if config.schedule.watches_validation:
+        result["selected"] = summary.selected(last, config.schedule.select)
     if new_clients:
         result["new_clients"] = new_clients
     if parts.divided.division.client_names:
-        result["sites"] = summary.site_scores(last, parts.federation)
+        result["sites"] = summary.site_scores(final, parts.federation)
     result |= totals.record()
     result |= {"engine": parts.engine.name, "device": "cpu"}
     return result
+
+
+def _say_which_round(parts: PreparedRun, folder: RunFolder, progress: Progress, last: RoundReport) -> None:
+    """Note that the run stopped early, and which round its models are of, if validation examples decided."""
+    schedule = parts.config.schedule
+    if not schedule.watches_validation or last.final is None:
+        return
+    notes = []
+    if last.round < schedule.rounds:
+        better = f"for {schedule.patience} evaluations, no mean accuracy on validation examples was better than before"
+        notes.append(f"stopped after round {last.round} of {schedule.rounds}: {better}.")
+    if schedule.select == "best":
+        notes.append(f"the models and scores are those of round {last.final.round}, the best on validation examples.")
+    folder.add_events([{"kind": "note", "round": last.round, "text": note} for note in notes])
+    for note in notes:
+        progress.note(note)
 
 
 def _say_who_never_trained(parts: PreparedRun, folder: RunFolder, progress: Progress, last: RoundReport) -> None:

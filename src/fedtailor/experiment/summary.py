@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedtailor.core.federation import Federation
-from fedtailor.core.metrics import Scores, per_client, recall, summarize
+from fedtailor.core.metrics import Scores, confusion, per_client, recall, reliability, summarize
 from fedtailor.simulation.report import Evaluation, RoundReport
 
 Record = dict[str, Any]
@@ -24,7 +24,7 @@ _EVENTS = {
 
 def round_record(report: RoundReport, federation: Federation) -> Record:
     """Return the line of ``rounds.jsonl`` for a round."""
-    return {
+    record: Record = {
         "round": report.round,
         "cohort": report.cohort,
         "steps": report.steps,
@@ -33,15 +33,38 @@ def round_record(report: RoundReport, federation: Federation) -> Record:
         "metrics": {name: _mean(list(values.values())) for name, values in report.metrics.items()},
         "evaluations": [_evaluation_record(evaluation, federation) for evaluation in report.evaluations],
     }
+    best = report.state.selection
+    if best is not None:
+        record["best"] = {"round": best.round, "validation_accuracy": best.accuracy}
+    return record
+
+
+def selected(last: RoundReport, select: str) -> Record:
+    """Return the round of the final models, by what it was selected, and the best round on validation examples."""
+    final = last.final or last
+    by = "mean accuracy of personalized models on validation examples" if select == "best" else "the last round"
+    found: Record = {"round": final.round, "by": by}
+    best = last.state.selection
+    if best is not None:
+        found |= {"best_round": best.round, "best_validation_accuracy": best.accuracy}
+    return found
 
 
 def _evaluation_record(evaluation: Evaluation, federation: Federation) -> Record:
     """Return the labels of an evaluation and its figures over all clients."""
-    return {
+    record = {
         **_labels(evaluation),
         "metrics": _summary(evaluation, federation, range(len(evaluation.scores))),
         **_by_condition(evaluation, federation),
     }
+    if evaluation.test_set == "complete":  # it belongs to no client, so it has no other line
+        record |= _details(evaluation.scores[0])
+    return record
+
+
+def _details(scores: Scores) -> Record:
+    """Return what figures are made of: examples by confidence, and by class and prediction."""
+    return {"bins": reliability(scores), "confusion": confusion(scores)}
 
 
 def client_records(report: RoundReport, federation: Federation) -> list[Record]:
@@ -58,6 +81,7 @@ def client_records(report: RoundReport, federation: Federation) -> list[Record]:
             record["num_test"] = len(federation.splits[client].test)
             record |= per_client(scores)
             record["recall"] = recall(scores)
+            record |= _details(scores)
             record |= _of_client("diagnostics", evaluation.diagnostics, client)
             records.append(record)
     for client in sorted({client for values in report.metrics.values() for client in values}):

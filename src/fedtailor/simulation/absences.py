@@ -55,6 +55,14 @@ class RepeatedAbsences:
         """Replace the per-client values of clients."""
         self._clients.update_per_client(values)
 
+    def remember(self) -> None:
+        """Remember what clients keep now."""
+        self._clients.remember()
+
+    def go_back(self) -> None:
+        """Return to what was remembered."""
+        self._clients.go_back()
+
     def score(
         self, request: ScoreRequest, model: Any, clients: Sequence[int], round: int
     ) -> Iterator[tuple[int, Scores | Failure]]:

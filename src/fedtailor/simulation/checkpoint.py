@@ -38,11 +38,13 @@ from fedtailor.core.reading import (
     read_file,
 )
 from fedtailor.simulation.engines.store import Committed, FileDigest, Place, Store
-from fedtailor.simulation.report import RunState
+from fedtailor.simulation.report import RunState, Selection
 
 CHECKPOINT_VERSION = 1
 """Of the files. A checkpoint of another version is not used."""
 _KEPT = 2
+_SELECTION_NUMBERS = ("round", "accuracy", "client_rounds", "evaluations_since")
+"""What the manifest says of the best round so far; its tensors are with those of the checkpoint."""
 _BLOCK = 2**20
 """Bytes of a file that are read at a time."""
 _UNEXPECTED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
@@ -109,6 +111,8 @@ class Checkpoints:
             "stores": {name: content.files for name, content in committed.items()},
             "notes": notes,
         }
+        if state.selection is not None:
+            manifest["selection"] = {name: getattr(state.selection, name) for name in _SELECTION_NUMBERS}
         try:
             write_whole(self._manifest_path(state.round), _signed(manifest))
         except BaseException:
@@ -224,6 +228,7 @@ class Checkpoints:
                 round=round,
                 client_rounds=int(manifest["client_rounds"]),
                 participated=frozenset(content["participated"].tolist()),
+                selection=_selection(manifest, content),
             )
             if manifest["round"] != round:
                 raise damaged(path, f"it is of round {manifest['round']!r:.40}")
@@ -296,11 +301,35 @@ def readable_modules(algorithm: Algorithm[Any, Any, Any]) -> frozenset[str]:
 
 def _content(state: RunState, committed: Mapping[str, Committed]) -> dict[str, Any]:
     """Return the tensors of a checkpoint."""
-    return {
+    content = {
         "server": state.server,
-        "participated": torch.tensor(sorted(state.participated), dtype=torch.int64),
+        "participated": _ids(state.participated),
         "stores": {name: _to_tensor(content.places) for name, content in committed.items()},
     }
+    if state.selection is not None:
+        chosen = state.selection
+        content["selection"] = {"server": chosen.server, "participated": _ids(chosen.participated)}
+    return content
+
+
+def _selection(manifest: Mapping[str, Any], content: Mapping[str, Any]) -> Selection | None:
+    """Return the best round so far, if the checkpoint has one."""
+    if "selection" not in manifest:
+        return None
+    numbers = manifest["selection"]
+    tensors = content["selection"]
+    return Selection(
+        round=int(numbers["round"]),
+        accuracy=float(numbers["accuracy"]),
+        server=tensors["server"],
+        client_rounds=int(numbers["client_rounds"]),
+        participated=frozenset(tensors["participated"].tolist()),
+        evaluations_since=int(numbers["evaluations_since"]),
+    )
+
+
+def _ids(clients: Iterable[int]) -> Tensor:
+    return torch.tensor(sorted(clients), dtype=torch.int64)
 
 
 def _to_tensor(places: Mapping[int, Place]) -> Tensor:

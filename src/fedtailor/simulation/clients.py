@@ -97,6 +97,12 @@ class Clients(Protocol):
     def update_per_client(self, values: Mapping[int, Any]) -> None:
         """Replace what single clients receive beside the broadcast (``download.per_client``), by client."""
 
+    def remember(self) -> None:
+        """Remember what clients keep now, in place of what was remembered before."""
+
+    def go_back(self) -> None:
+        """Return to what :meth:`remember` remembered."""
+
     def score(
         self, request: ScoreRequest, model: Any, clients: Sequence[int], round: int
     ) -> Iterator[tuple[int, Scores | Failure]]:
@@ -150,7 +156,8 @@ class LocalClients:
             federation: their data.
             engine: runs their programs.
             seed: of every random number but those of the data.
-            storage: where states, per-client values and personal models are kept.
+            storage: where states, per-client values and personal models are kept, and what :meth:`remember` remembers
+                (``best_states`` and ``best_per_client``, when it is first called).
         """
         self.algorithm = algorithm
         self.federation = federation
@@ -162,6 +169,10 @@ class LocalClients:
         self._held = storage("trained")
         self._trained: MutableMapping[int, Any] = {}
         """New states that are not accepted yet."""
+        self._storage = storage
+        self._remembered: list[MutableMapping[int, Any]] = []
+        self._changed: set[int] | None = None
+        """Clients of whom something else is kept than what was remembered; None: that is not known."""
         engine.begin_run()
 
     def train(
@@ -188,10 +199,38 @@ class LocalClients:
     def accept(self, client: int) -> None:
         """Make what the client's round left its state."""
         self.states[client] = self._trained.pop(client)
+        if self._changed is not None:
+            self._changed.add(client)
 
     def update_per_client(self, values: Mapping[int, Any]) -> None:
         """Replace the per-client values of some clients."""
         self.per_client.update(values)
+        if self._changed is not None:
+            self._changed.update(values)
+
+    def remember(self) -> None:
+        """Remember what clients keep now; only what has changed is copied."""
+        for kept, remembered in self._kept_and_remembered():
+            for client in sorted(kept if self._changed is None else self._changed):
+                if client in kept:
+                    remembered[client] = kept[client]
+        self._changed = set()
+
+    def go_back(self) -> None:
+        """Return to what was remembered."""
+        for kept, remembered in self._kept_and_remembered():
+            for client in sorted(kept if self._changed is None else self._changed):
+                if client in remembered:
+                    kept[client] = remembered[client]
+                elif client in kept:
+                    del kept[client]
+        self._changed = set()
+
+    def _kept_and_remembered(self) -> list[tuple[MutableMapping[int, Any], MutableMapping[int, Any]]]:
+        """Return the mappings of what clients keep, each with the one of what was remembered of it."""
+        if not self._remembered:
+            self._remembered = [self._storage("best_states"), self._storage("best_per_client")]
+        return list(zip([self.states, self.per_client], self._remembered, strict=True))
 
     def score(
         self, request: ScoreRequest, model: Any, clients: Sequence[int], round: int

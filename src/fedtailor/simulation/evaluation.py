@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Failure
-from fedtailor.core.metrics import Scores
+from fedtailor.core.metrics import Scores, per_client
 from fedtailor.core.roster import Roster
 from fedtailor.simulation.clients import Clients
 from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest
@@ -85,6 +86,21 @@ def evaluate_personalized(
             diagnostics=diagnostics,
         )
         report.evaluations.append(evaluation)
+
+
+def validation_accuracy(report: RoundReport) -> float | None:
+    """Return the mean accuracy of the known clients' personalized models on validation examples; None if there is none.
+
+    Test examples are not looked at: this decides which round is selected, and when a run stops.
+    """
+    accuracies = [
+        figures["accuracy"]
+        for evaluation in report.evaluations
+        if evaluation.test_set == "validation" and evaluation.clients == "known"
+        for figures in map(per_client, evaluation.scores)
+        if figures
+    ]
+    return math.fsum(accuracies) / len(accuracies) if accuracies else None
 
 
 def _without_failures(

@@ -34,6 +34,22 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """The best round so far by the mean accuracy of personalized models on validation examples."""
+
+    round: int
+    accuracy: float
+    """The mean over known clients."""
+    server: Any
+    """The server state of the algorithm after this round; () if only the end of the run depends on the accuracy."""
+    client_rounds: int
+    participated: frozenset[int]
+    """Like ``client_rounds``, what :class:`RunState` held."""
+    evaluations_since: int = 0
+    """Evaluations of personalized models since then."""
+
+
+@dataclass(frozen=True)
 class RunState:
     """The server's side of a run between two rounds: ``federate(..., resume=state)`` continues from it.
 
@@ -48,6 +64,8 @@ class RunState:
     """Rounds of all clients whose work was used."""
     participated: frozenset[int] = frozenset()
     """Clients whose work was used at least once."""
+    selection: Selection | None = None
+    """The best round so far, if that matters."""
 
 
 @dataclass
@@ -73,6 +91,11 @@ class RoundReport:
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "aggregate": 0.0, "evaluate": 0.0})
     personal: Mapping[int, Any] = field(default_factory=dict)
     """Personal models by client, after the last round."""
+    is_last: bool = False
+    """Whether the run ends with this round."""
+    final: RoundReport | None = None
+    """With the last round, if validation examples decide: the round of the final models, evaluated again. Its state is
+    the one that belongs to these models."""
 
 
 EventKind = Literal["absent", "failed", "quarantine"]

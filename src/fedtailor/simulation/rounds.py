@@ -31,13 +31,14 @@ from fedtailor.core.roster import Roster
 from fedtailor.core.schedule import Schedule
 from fedtailor.simulation.absences import RepeatedAbsences
 from fedtailor.simulation.clients import Clients, LocalClients, Storage, TrainReply, in_memory
-from fedtailor.simulation.evaluation import evaluate_global, evaluate_personalized
+from fedtailor.simulation.evaluation import evaluate_global, evaluate_personalized, validation_accuracy
 from fedtailor.simulation.programs import TrainRequest
 from fedtailor.simulation.quarantine import refuse_too_few, refuse_total_failure
 from fedtailor.simulation.report import (
     Evaluation,
     RoundReport,
     RunState,
+    Selection,
     add_event,
     add_failure,
     add_problem,
@@ -109,11 +110,12 @@ def federate(
     schedule.check(len(roster.trainable_clients))
     check_tasks(algorithm, roster)
     check_who_trains(algorithm, schedule)
+    schedule.check_validation(roster.validates)
     if events:
         clients = RepeatedAbsences(clients, events)
     with one_thread():  # the server's arithmetic, too, must not depend on the number of cores
         server = _Server(algorithm, roster, schedule, seed, resume)
-    while server.state.round < schedule.rounds:
+    while server.goes_on(server.state.round):
         with one_thread():
             start = time.perf_counter()
             report = server.begin_round()
@@ -137,8 +139,12 @@ def federate(
 
             start = time.perf_counter()
             server.evaluate(report, clients)
-            report.seconds["evaluate"] = time.perf_counter() - start
+            if server.select(report):
+                clients.remember()
             server.end_round(report)
+            if report.is_last and schedule.watches_validation:
+                server.make_final(report, clients)
+            report.seconds["evaluate"] = time.perf_counter() - start
         yield report
 
 
@@ -233,6 +239,13 @@ class _Server:
         if resume is None:
             resume = RunState(compact(algorithm.init_server(self.task, rng.new_key(seed, purpose="init_server"))))
         self.state = resume
+
+    def goes_on(self, done: int) -> bool:
+        """Return whether another round follows after ``done`` rounds."""
+        patience = self.schedule.patience
+        chosen = self.state.selection
+        has_stopped = patience > 0 and chosen is not None and chosen.evaluations_since >= patience
+        return done < self.schedule.rounds and not has_stopped
 
     def begin_round(self) -> RoundReport:
         """Begin the next round."""
@@ -406,22 +419,72 @@ class _Server:
         """Run the evaluations that are due."""
         schedule = self.schedule
         if schedule.due(report.round, schedule.evaluate_every):
-            model = self.algorithm.global_model(self.task, self.state.server)
-            if model is not None:
-                evaluate_global(report, self.roster, clients, model)
+            self._evaluate_global(report, clients)
         if schedule.due(report.round, schedule.personalized_every):
-            self._evaluate_personalized(report, clients, new=False)
-            if self.roster.num_new:
-                self._evaluate_personalized(report, clients, new=True)
+            # if validation examples decide, the final models are made when the decision is known
+            keep = report.round == schedule.rounds and not schedule.watches_validation
+            self._evaluate_personalized(report, clients, keep=keep)
 
-    def _evaluate_personalized(self, report: RoundReport, clients: Clients, *, new: bool) -> None:
-        shared = self.broadcast(report.round, self.roster.new if new else self.roster.known)
-        is_last = report.round == self.schedule.rounds
-        evaluate_personalized(report, self.algorithm, self.roster, clients, shared, new=new, keep=is_last)
-        if is_last:
+    def _evaluate_global(self, report: RoundReport, clients: Clients) -> None:
+        model = self.algorithm.global_model(self.task, self.state.server)
+        if model is not None:
+            evaluate_global(report, self.roster, clients, model)
+
+    def _evaluate_personalized(self, report: RoundReport, clients: Clients, *, keep: bool) -> None:
+        """Make and test the personal models of the known clients and of the new ones."""
+        for new in (False, True) if self.roster.num_new else (False,):
+            shared = self.broadcast(report.round, self.roster.new if new else self.roster.known)
+            evaluate_personalized(report, self.algorithm, self.roster, clients, shared, new=new, keep=keep)
+        if keep:
             report.personal = clients.personal
+
+    def select(self, report: RoundReport) -> bool:
+        """Compare the round with the best one so far; return whether the clients are to remember it."""
+        schedule = self.schedule
+        if not schedule.watches_validation or not schedule.due(report.round, schedule.personalized_every):
+            return False
+        chosen = self.state.selection
+        accuracy = validation_accuracy(report)
+        if accuracy is None or (chosen is not None and accuracy <= chosen.accuracy):
+            if chosen is not None:
+                chosen = replace(chosen, evaluations_since=chosen.evaluations_since + 1)
+                self.state = replace(self.state, selection=chosen)
+            return False
+        is_to_return = schedule.select == "best"
+        chosen = Selection(
+            round=report.round,
+            accuracy=accuracy,
+            server=self.state.server if is_to_return else (),
+            client_rounds=self.state.client_rounds,
+            participated=self.state.participated,
+        )
+        self.state = replace(self.state, selection=chosen)
+        return is_to_return
 
     def end_round(self, report: RoundReport) -> None:
         """Make the state after the round part of its report."""
         self.state = replace(self.state, round=report.round)
         report.state = self.state
+        report.is_last = not self.goes_on(report.round)
+
+    def make_final(self, report: RoundReport, clients: Clients) -> None:
+        """Go back to the selected round, and make and test the models that the run gives."""
+        chosen = self.state.selection
+        round = report.round
+        if self.schedule.select == "best" and chosen is not None:
+            clients.go_back()
+            round = chosen.round
+            self.state = replace(
+                self.state,
+                server=chosen.server,
+                client_rounds=chosen.client_rounds,
+                participated=chosen.participated,
+            )
+        final = RoundReport(round, [], self.state, is_last=True)
+        self._evaluate_global(final, clients)
+        self._evaluate_personalized(final, clients, keep=True)
+        report.final = final
+        report.personal = final.personal
+        report.state = self.state
+        report.steps += final.steps
+        report.events += final.events

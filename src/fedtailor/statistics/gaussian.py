@@ -141,29 +141,51 @@ def mahalanobis(
     return torch.where(all_finite(matrix)[0], distances.amin(1), torch.nan)
 
 
-def mean_negative_log_likelihood(
+class FeatureFit(NamedTuple):
+    """How well a Gaussian per class describes features."""
+
+    surprise: Float64[Tensor, ""]
+    """Mean negative log-likelihood of the features given their classes, in nats."""
+    kurtosis: Float64[Tensor, ""]
+    """Mardia's kurtosis over that of a Gaussian of the same scale: 1 for Gaussian features, more for heavy tails."""
+
+
+def feature_fit(
     z: Float[Tensor, "n d"],
     labels: Int[Tensor, "n"],
     weight: Real[Tensor, "n"],
     means: Float[Tensor, "classes d"],
     covariance: Float[Tensor, "d d"],
     shrinkage: float = 0.0,
-) -> Float64[Tensor, ""]:
-    """Return the mean negative log-likelihood of features given their classes, in nats.
+) -> FeatureFit:
+    """Return how well Gaussians describe features. The covariance is shrunk by ``shrinkage`` first.
 
-    The covariance is shrunk by ``shrinkage`` first. Infinite where it is singular, NaN where it is not finite, 0 if the
-    weights are all 0.
+    With the squared distance ``q = (z - mean_c)^T S^-1 (z - mean_c)`` of an example from its class, the kurtosis is
+    ``E[q^2] / E[q]^2 * d / (d + 2)``. The scale of S does not count. Directions without variance do not count either.
+
+    Where S is singular, the surprise is infinite. Where it is not finite, both are NaN. If the weights are all 0, both
+    are 0.
+
+    Reference: Mardia 1970, "Measures of multivariate skewness and kurtosis with applications", Biometrika 57 (3).
     """
     matrix = shrink(covariance, shrinkage)
     inverse, vectors = _inverse(matrix)
     gaps = (z.double() - means.double()[labels.clamp(0, means.shape[0] - 1)]) @ vectors
+    squares = (gaps**2 * inverse).sum(1)
     log_precision = torch.where(inverse > 0, inverse.log(), -torch.inf).sum()
     constant = matrix.shape[-1] * math.log(2 * math.pi) - log_precision
-    values = 0.5 * ((gaps**2 * inverse).sum(1) + constant)
     row_weight = weight.double()
     total = row_weight.sum()
-    mean = torch.where(row_weight > 0, values * row_weight, 0.0).sum() / torch.where(total > 0, total, 1.0)
-    return torch.where(all_finite(matrix)[0, 0], mean, torch.nan)
+
+    def mean(values: Tensor) -> Tensor:
+        return torch.where(row_weight > 0, values * row_weight, 0.0).sum() / torch.where(total > 0, total, 1.0)
+
+    surprise = mean(0.5 * (squares + constant))
+    directions = (inverse > 0).sum()
+    spread = mean(squares) ** 2
+    ratio = mean(squares**2) / torch.where(spread > 0, spread, 1.0) * directions / (directions + 2)
+    finite = all_finite(matrix)[0, 0]
+    return FeatureFit(torch.where(finite, surprise, torch.nan), torch.where(finite, ratio, torch.nan))
 
 
 def condition(covariance: Float[Tensor, "d d"], shrinkage: float = 0.0) -> Float64[Tensor, ""]:

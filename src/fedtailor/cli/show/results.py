@@ -41,7 +41,7 @@ def _explanation(result: Mapping[str, Any]) -> str:
     """Return what the rows of a result are."""
     metrics = result["metrics"]
     new_clients = result.get("new_clients", {})
-    sentences = [f"After round {result['rounds']}, on each client's own test examples."]
+    sentences = [f"{_which_round(result)}, on each client's own test examples."]
     if "validation" in metrics:
         sentences.append("validation: the personalized models on validation examples.")
     if "personalized" in metrics:
@@ -53,6 +53,16 @@ def _explanation(result: Mapping[str, Any]) -> str:
     if any(_has_few_examples(each) for each in (*metrics.values(), *new_clients.values())):
         sentences.append("In brackets: 95 % interval (Wilson) of an accuracy from few test examples.")
     return " ".join(sentences)
+
+
+def _which_round(result: Mapping[str, Any]) -> str:
+    """Return after which round the models were made."""
+    selected = result.get("selected")
+    if selected is None or len(result["seeds"]) > 1:
+        return f"After round {result['rounds']}"
+    if selected["round"] == result["rounds"]:
+        return f"After round {result['rounds']}, the last one"
+    return f"After round {selected['round']} of {result['rounds']}, the best on validation examples"
 
 
 def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
