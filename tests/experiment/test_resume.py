@@ -1,14 +1,11 @@
 """Resumed runs: the same bits as uninterrupted ones, the choices of the first start, and what is refused."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import killed_runs
+import finished_runs
 from fedtailor.core.atomic import write_whole
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.experiment.config import make_config
@@ -66,8 +63,8 @@ def resumed(settings, out):
 
 def same(one, other):
     """Check that two runs of one seed are equal but for times."""
-    for part, expected in killed_runs.content(Path(other)).items():
-        assert killed_runs.content(Path(one))[part] == expected, part
+    for part, expected in finished_runs.content(Path(other)).items():
+        assert finished_runs.content(Path(one))[part] == expected, part
 
 
 @pytest.fixture
@@ -306,31 +303,6 @@ def test_what_is_no_run_is_refused(folder):
         run(config(), out="taken")
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "moments"),
-    [
-        ("scaffold", [0.02, 0.1, 0.2, 0.3, 0.4, 0.62, 0.9, 0.96, 0.995]),
-        ("fedpac", [0.15, 0.25, 0.35, 0.7]),
-        pytest.param("scaffold", [n / 60 for n in range(60)], marks=pytest.mark.slow, id="scaffold-full"),
-        pytest.param("fedrep", [n / 30 for n in range(30)], marks=pytest.mark.slow, id="fedrep-full"),
-        pytest.param("pfedfda", [n / 30 for n in range(30)], marks=pytest.mark.slow, id="pfedfda-full"),
-    ],
-)
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_run_that_is_killed_at_any_file_operation_resumes_with_the_same_bits(tmp_path, algorithm, moments):
-    source = str(Path(__file__).resolve().parents[2] / "src")
-    done = subprocess.run(
-        [sys.executable, killed_runs.__file__, str(tmp_path), algorithm, *map(str, moments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": source},
-    )
-    assert done.returncode == 0, done.stderr
-    outcome = json.loads(done.stdout)
-    assert outcome["problems"] == []
-    assert max(outcome["rounds"]) >= 2
-
-
 def test_who_gave_no_answer_in_a_round_that_runs_again_gives_none_again(folder, monkeypatch):
     """Whether a client answers in time cannot be computed again, so the events of lost rounds decide."""
     from fedtailor.core.engine import Failure, NoAnswer
@@ -341,7 +313,7 @@ def test_who_gave_no_answer_in_a_round_that_runs_again_gives_none_again(folder, 
 
     def map_without_one(engine, program, common, jobs):
         outputs = original(engine, program, common, jobs)
-        if unreachable and int(common.round) == 2 and killed_runs.is_training(program):
+        if unreachable and int(common.round) == 2 and finished_runs.is_training(program):
             outputs[0] = Failure(NoAnswer("no answer"))
         return outputs
 

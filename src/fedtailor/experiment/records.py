@@ -222,8 +222,12 @@ class RunFolder:
         Raises:
             RunError: the folder cannot be written.
         """
-        self._reserve()
-        self.set_state("running")
+        try:
+            self._reserve()
+            self.set_state("running")
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
         return self
 
     def __exit__(
