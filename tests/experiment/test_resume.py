@@ -1,12 +1,13 @@
 """Resumed runs: the same bits as uninterrupted ones, the choices of the first start, and what is refused."""
 
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
 import finished_runs
-from fedtailor.core.atomic import write_whole
+from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.progress import Silence
@@ -238,6 +239,21 @@ def test_a_checkpoint_whose_manifest_was_deleted_is_missed(folder):
     assert "'one/checkpoints/000002.json' is damaged: it is missing" in progress.notes[0]
     assert progress.notes[1] == "resumed after round 1 of 3."
     assert progress.notes[2] == "rounds 2 to 3 are run again: no later checkpoint can be used."
+    same("one", "whole")
+
+
+@pytest.mark.parametrize("change", [{"seconds": "long"}, {"result": []}, {"records": {}}])
+def test_notes_of_a_checkpoint_that_are_not_ours(folder, change):
+    run(config(), out="whole")
+    interrupted(config(), "one", after=3)
+    path = Path("one/checkpoints/000002.json")
+    manifest = json.loads(path.read_text())
+    del manifest["sha256"]
+    manifest["notes"] |= change
+    digest = hashlib.sha256(to_json(manifest).encode()).hexdigest()
+    path.write_text(to_json({**manifest, "sha256": digest}) + "\n")
+    progress = resumed(config(), "one")
+    assert progress.rounds == [2, 3] and progress.notes[0].startswith("checkpoint not used: it")
     same("one", "whole")
 
 

@@ -354,8 +354,10 @@ class RunFolder:
         found = []
         with contextlib.suppress(DataError):
             for event in read_lines(self._events.path, within=self.path):
-                if event.get("kind") == "absent" and type(event.get("round")) is int and event["round"] > after:
-                    found.append(event)
+                match event:
+                    case {"kind": "absent", "round": int(round), "client": int(), "stage": str(), "reason": str()}:
+                        if round > after and isinstance(event.get("attempt", 0), int):
+                            found.append(event)
         return found
 
     def provenance(self) -> dict[str, Any]:
