@@ -50,9 +50,10 @@ class Watch:
             if partial is not None:
                 partial()
             raise
-        done = operation()
-        self.after(number, name)
-        return done
+        try:
+            return operation()
+        finally:
+            self.after(number, name)
 
 
 class WatchedFile(io.FileIO):
@@ -82,6 +83,8 @@ def watch(folder, before=lambda number, name: None, after=lambda number, name: N
         if not writes or not isinstance(file, str | os.PathLike) or not watched.concerns(file):
             return plain_open(file, mode, buffering, encoding, errors, newline, **named)
         raw = watched.around("open", lambda: WatchedFile(os.fspath(file), mode.replace("b", "").replace("t", "")))
+        if buffering == 0:
+            return raw
         binary = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
         return binary if "b" in mode else io.TextIOWrapper(binary, encoding, errors, newline)
 

@@ -151,7 +151,7 @@ class Bench:
         """Return what is in the folder besides the finished run."""
         files = [path.relative_to(self.folder) for path in self.folder.rglob("*")]
         left = [path for path in files if path.name.startswith(".") or "tmp" in path.name or path.name == "state"]
-        return [str(path) for path in (*left, *self.temporary.iterdir())]
+        return [str(path) for path in (*left, *self.temporary.glob("*fedtailor*"))]
 
     def clear(self, case):
         left = self.leftovers()

@@ -202,16 +202,21 @@ class RunFolder:
         return cls(path, several_seeds=several_seeds)
 
     def _begin_here(self, config: str, provenance: Record) -> None:
-        """Write the first files into the folder; if that fails, none of them is left."""
+        """Write the first files into the folder; if that fails, none of them is left.
+
+        If the process is killed meanwhile, the reserve tells whose they are.
+        """
         try:
+            self._reserve()
             self._write_first_files(config, provenance)
         except BaseException:
-            for name in (_LAST_MADE, "provenance.json", "status.json", _RESERVE):
+            for name in (_LAST_MADE, "provenance.json", "status.json"):
                 discard(self.path / name)
             raise
+        finally:
+            discard(self.path / _RESERVE)
 
     def _write_first_files(self, config: str, provenance: Record) -> None:
-        self._reserve()
         self.set_state("interrupted")  # until somebody runs it
         self.write_provenance(provenance)
         write_whole(self.path / _LAST_MADE, config)
