@@ -7,7 +7,7 @@ TORCH := $(shell grep '^torch==' requirements.lock)
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-all test-faults lint types format docs clean
+.PHONY: demo test test-all test-faults test-faults-full lint types format docs clean
 
 # Types are checked beside the tests, and reported after them.
 define types_beside
@@ -27,9 +27,13 @@ test: lint
 test-all: lint
 	$(call types_beside,FEDTAILOR_FULL=1 $(PYTEST))
 
-# everything that can go wrong in a run: bad clients on every engine
+# everything that can go wrong in a run: bad clients on every engine, faults at file operations, kills, damage, races
 test-faults: $(VENV)/.installed-test
 	$(PYTEST) tests/faults
+
+# the same at every file operation, and with hundreds of kills, races and damaged files
+test-faults-full: $(VENV)/.installed-test
+	FEDTAILOR_FAULTS=full $(PYTEST) tests/faults
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

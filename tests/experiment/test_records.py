@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
+from safetensors.torch import save as save_torch
 
 from fedtailor.core import atomic
 from fedtailor.core.atomic import append_lines, safe_name, to_json, write_whole
@@ -274,6 +276,25 @@ def test_a_process_that_nobody_waited_for_is_dead():
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its number is still taken
         assert not lives(process)
     assert not lives(process) and not lives(None)
+
+
+def test_types_of_tensors_that_numpy_does_not_have(tmp_path):
+    values = {"small": torch.tensor([1.5, -2.0, float("inf")], dtype=torch.bfloat16), "flag": torch.tensor(True)}
+    folder = new_folder(tmp_path / "run")
+    folder.write_model("0", save_torch(values), {})
+    tensors, _ = read_run(folder.path).model(0)
+    assert tensors["small"].dtype == np.float32 and tensors["small"].tolist() == [1.5, -2.0, float("inf")]
+    assert tensors["flag"].shape == () and tensors["flag"]
+    folder.write_model("1", save_torch({"tiny": torch.zeros(2, dtype=torch.float8_e4m3fn)}), {})
+    with pytest.raises(DataError, match=r"the tensor 'tiny' of type F8_E4M3, which NumPy does not have"):
+        read_run(folder.path).model(1)
+
+
+def test_a_run_of_several_seeds_does_not_lead_into_itself(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", config="seeds = [0]", provenance={}, several_seeds=True)
+    (folder.path / "seed-0").symlink_to(".")
+    with pytest.raises(DataError, match="that of several seeds"):
+        read_run(folder.path)
 
 
 def test_the_current_folder_can_be_a_run_folder(tmp_path, monkeypatch):

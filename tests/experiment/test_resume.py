@@ -1,15 +1,13 @@
 """Resumed runs: the same bits as uninterrupted ones, the choices of the first start, and what is refused."""
 
+import hashlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import killed_runs
-from fedtailor.core.atomic import write_whole
+import finished_runs
+from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.progress import Silence
@@ -66,8 +64,8 @@ def resumed(settings, out):
 
 def same(one, other):
     """Check that two runs of one seed are equal but for times."""
-    for part, expected in killed_runs.content(Path(other)).items():
-        assert killed_runs.content(Path(one))[part] == expected, part
+    for part, expected in finished_runs.content(Path(other)).items():
+        assert finished_runs.content(Path(one))[part] == expected, part
 
 
 @pytest.fixture
@@ -244,6 +242,21 @@ def test_a_checkpoint_whose_manifest_was_deleted_is_missed(folder):
     same("one", "whole")
 
 
+@pytest.mark.parametrize("change", [{"seconds": "long"}, {"result": []}, {"records": {}}])
+def test_notes_of_a_checkpoint_that_are_not_ours(folder, change):
+    run(config(), out="whole")
+    interrupted(config(), "one", after=3)
+    path = Path("one/checkpoints/000002.json")
+    manifest = json.loads(path.read_text())
+    del manifest["sha256"]
+    manifest["notes"] |= change
+    digest = hashlib.sha256(to_json(manifest).encode()).hexdigest()
+    path.write_text(to_json({**manifest, "sha256": digest}) + "\n")
+    progress = resumed(config(), "one")
+    assert progress.rounds == [2, 3] and progress.notes[0].startswith("checkpoint not used: it")
+    same("one", "whole")
+
+
 def test_the_first_error_is_the_one_that_is_raised(folder, monkeypatch):
     from fedtailor.simulation.engines.reference import Reference
 
@@ -306,31 +319,6 @@ def test_what_is_no_run_is_refused(folder):
         run(config(), out="taken")
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "moments"),
-    [
-        ("scaffold", [0.02, 0.1, 0.2, 0.3, 0.4, 0.62, 0.9, 0.96, 0.995]),
-        ("fedpac", [0.15, 0.25, 0.35, 0.7]),
-        pytest.param("scaffold", [n / 60 for n in range(60)], marks=pytest.mark.slow, id="scaffold-full"),
-        pytest.param("fedrep", [n / 30 for n in range(30)], marks=pytest.mark.slow, id="fedrep-full"),
-        pytest.param("pfedfda", [n / 30 for n in range(30)], marks=pytest.mark.slow, id="pfedfda-full"),
-    ],
-)
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_run_that_is_killed_at_any_file_operation_resumes_with_the_same_bits(tmp_path, algorithm, moments):
-    source = str(Path(__file__).resolve().parents[2] / "src")
-    done = subprocess.run(
-        [sys.executable, killed_runs.__file__, str(tmp_path), algorithm, *map(str, moments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": source},
-    )
-    assert done.returncode == 0, done.stderr
-    outcome = json.loads(done.stdout)
-    assert outcome["problems"] == []
-    assert max(outcome["rounds"]) >= 2
-
-
 def test_who_gave_no_answer_in_a_round_that_runs_again_gives_none_again(folder, monkeypatch):
     """Whether a client answers in time cannot be computed again, so the events of lost rounds decide."""
     from fedtailor.core.engine import Failure, NoAnswer
@@ -341,7 +329,7 @@ def test_who_gave_no_answer_in_a_round_that_runs_again_gives_none_again(folder, 
 
     def map_without_one(engine, program, common, jobs):
         outputs = original(engine, program, common, jobs)
-        if unreachable and int(common.round) == 2 and killed_runs.is_training(program):
+        if unreachable and int(common.round) == 2 and finished_runs.is_training(program):
             outputs[0] = Failure(NoAnswer("no answer"))
         return outputs
 

@@ -226,7 +226,9 @@ def test_records_may_speak_against_a_checkpoint(tmp_path):
     run = Run(tmp_path, "scaffold")
     for report in run.rounds():
         run.checkpoints.save(report.state, {"records": report.round})
-    restored, problems = Run(tmp_path, "scaffold").checkpoints.restore(lambda round: "too new" if round > 3 else "")
+    restored, problems = Run(tmp_path, "scaffold").checkpoints.restore(
+        lambda notes: "too new" if notes["records"] > 3 else ""
+    )
     assert restored.state.round == 3 and problems == ["checkpoint not used: too new"]
 
 

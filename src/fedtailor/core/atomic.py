@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -123,7 +124,9 @@ def _synchronize_file(path: Path) -> None:
 
 
 def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> bytes:
-    """Append one line of JSON per record, in one write, and synchronize; return what was appended.
+    """Append one line of JSON per record, and synchronize; return what was appended.
+
+    If that fails or is interrupted, the file is what it was, as far as that is possible.
 
     Raises:
         RunError: the file cannot be written.
@@ -132,13 +135,25 @@ def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> bytes:
     if not text:
         return text
     try:
-        with path.open("ab") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        with path.open("ab", buffering=0) as file:
+            before = file.tell()
+            try:
+                _write_all(file, text)
+                os.fsync(file.fileno())
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    file.truncate(before)
+                raise
     except OSError as reason:
         raise unwritable(path, reason) from reason
     return text
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    """Write all bytes to a file without a buffer, which may take a part of them at a time."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def discard(path: Path) -> None:

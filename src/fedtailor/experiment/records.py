@@ -212,16 +212,21 @@ class RunFolder:
         return cls(path, several_seeds=several_seeds)
 
     def _begin_here(self, config: str, provenance: Record) -> None:
-        """Write the first files into the folder; if that fails, none of them is left."""
+        """Write the first files into the folder; if that fails, none of them is left.
+
+        If the process is killed meanwhile, the reserve tells whose they are.
+        """
         try:
+            self._reserve()
             self._write_first_files(config, provenance)
         except BaseException:
-            for name in (_LAST_MADE, "provenance.json", "status.json", _RESERVE):
+            for name in (_LAST_MADE, "provenance.json", "status.json"):
                 discard(self.path / name)
             raise
+        finally:
+            discard(self.path / _RESERVE)
 
     def _write_first_files(self, config: str, provenance: Record) -> None:
-        self._reserve()
         self.set_state("interrupted")  # until somebody runs it
         self.write_provenance(provenance)
         write_whole(self.path / _LAST_MADE, config)
@@ -232,8 +237,12 @@ class RunFolder:
         Raises:
             RunError: the folder cannot be written.
         """
-        self._reserve()
-        self.set_state("running")
+        try:
+            self._reserve()
+            self.set_state("running")
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
         return self
 
     def __exit__(
@@ -362,8 +371,10 @@ class RunFolder:
         found = []
         with contextlib.suppress(DataError):
             for event in read_lines(self._events.path, within=self.path):
-                if event.get("kind") == "absent" and type(event.get("round")) is int and event["round"] > after:
-                    found.append(event)
+                match event:
+                    case {"kind": "absent", "round": int(round), "client": int(), "stage": str(), "reason": str()}:
+                        if round > after and isinstance(event.get("attempt", 0), int):
+                            found.append(event)
         return found
 
     def provenance(self) -> dict[str, Any]:

@@ -212,7 +212,7 @@ def _begin(parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, prog
     """Go back to the last checkpoint, or make a new beginning; write and show what is known before the first round."""
     now = {"versions": versions(), "machine": machine(), **_inputs(parts)}
     software = changed_software(folder.provenance(), now)
-    restored, notes = checkpoints.restore(folder.objection)
+    restored, notes = checkpoints.restore(lambda notes: _objection(notes, folder))
     done = 0 if restored is None else restored.state.round
     absences = folder.absences(after=done)
     if restored is None:
@@ -251,6 +251,19 @@ def _begin(parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, prog
     title = f"{parts.config.algorithm.name}, {parts.divided.dataset.name}, seed {parts.config.seeds[0]}"
     progress.begin(title, parts.config.schedule.rounds, done)
     return beginning
+
+
+def _objection(notes: Mapping[str, Any], folder: RunFolder) -> str:
+    """Return why a checkpoint with these notes cannot be used, or an empty string.
+
+    Raises:
+        RunError: a file cannot be read.
+    """
+    seconds = notes.get("seconds")
+    result = notes.get("result", {})
+    if not isinstance(seconds, int | float) or not isinstance(result, dict):
+        return "its notes are not those of a run."
+    return folder.objection(notes.get("records"))
 
 
 def _write_round(parts: PreparedRun, folder: RunFolder, progress: Progress, report: RoundReport) -> dict[str, Any]:

@@ -143,12 +143,11 @@ class Checkpoints:
         for store in self._stores.values():
             store.close()
 
-    def restore(self, objection: Callable[[Any], str]) -> tuple[Restored | None, list[str]]:
+    def restore(self, objection: Callable[[Mapping[str, Any]], str]) -> tuple[Restored | None, list[str]]:
         """Go back to the last checkpoint that can be used: fill the stores, and remove what came after it.
 
         Args:
-            objection: is given what the notes of a checkpoint hold under ``records``; returns why it cannot be used, or
-                an empty string.
+            objection: is given the notes of a checkpoint; returns why it cannot be used, or an empty string.
 
         Returns:
             What the checkpoint gives back, or None if none can be used, and sentences about what was wrong.
@@ -163,7 +162,7 @@ class Checkpoints:
             repairs: list[str] = []
             try:
                 checkpoint = self._read(round, repairs)
-                problem = objection(checkpoint.restored.notes.get("records"))
+                problem = objection(checkpoint.restored.notes)
             except UnreadableError as reason:
                 problem = reason.message
                 unreadable = problem

@@ -1,0 +1,348 @@
+"""Spoils runs and lets them go on: python spoiled_runs.py FOLDER SPECIFICATION, which is JSON.
+
+The process imports everything once, and every run is a fork of it. It prints one JSON object.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import finished_runs
+from faults import file_operations
+
+LOG = "output.log"
+STATES = ("interrupted", "finished", "failed")
+
+
+def main(folder, specification):
+    """Print the problems that were found, and counts."""
+    import torch
+
+    torch.set_num_threads(1)
+    bench = Bench(folder, **specification["run"])
+    kinds = {
+        "operations": at_operations,
+        "disks": on_full_disks,
+        "moments": at_moments,
+        "damage": damaged,
+        "races": races,
+    }
+    outcomes = []
+    for job in specification["jobs"]:
+        kind = job.pop("kind")
+        outcomes.append({"kind": kind, **job, **kinds[kind](bench, **job)})
+    print(json.dumps({"outcomes": outcomes, "problems": bench.problems}))
+
+
+class Bench:
+    """A folder for runs of one configuration, and the uninterrupted run to compare with."""
+
+    def __init__(self, folder, algorithm, engine="reference"):
+        import tomli_w
+
+        from fedtailor.algorithms import load_algorithm
+
+        self.folder = folder / "bench"
+        self.folder.mkdir()
+        self.run = self.folder / "run"
+        self.config = folder / "config.toml"
+        self.config.write_text(tomli_w.dumps(finished_runs.settings(algorithm, engine)))
+        self.log = folder / LOG
+        self.problems = []
+        self.engine = engine
+        load_algorithm(algorithm)  # its types, to read the server state
+        whole = folder / "whole"
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir()
+        tempfile.tempdir = str(self.temporary)
+        if engine == "reference":
+            self.import_everything(whole, algorithm)
+        else:
+            self.import_everything(folder / "warm", algorithm)
+            self.start(whole)
+        self.expected = finished_runs.content(whole)
+
+    def import_everything(self, out, algorithm):
+        """Run once in this process, which then has imported everything, and has no threads: it can be forked."""
+        import tomli_w
+
+        config = out.with_suffix(".toml")
+        config.write_text(tomli_w.dumps(finished_runs.settings(algorithm)))
+        saved = [os.dup(1), os.dup(2)]
+        self.command_line(out, config=config)
+        for number, descriptor in enumerate(saved, start=1):
+            os.dup2(descriptor, number)
+
+    def start(self, out=None, prepare=None):
+        """Start the run, or let it go on; return its exit code, or minus the signal that ended it."""
+        return wait(in_fork(lambda: self.command_line(out, prepare)))
+
+    def command_line(self, out=None, prepare=None, config=None):
+        """Return the exit code of the command in this process, whose output goes to the log."""
+        from fedtailor.cli.main import main as command_line
+
+        with self.log.open("ab") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        if prepare is not None:
+            prepare()
+        return command_line(["run", str(config or self.config), "--out", str(out or self.run)])
+
+    def check(self, case, codes, states, lost=1):
+        """Check the folder after a fault, let the run go on, check it again, and remove it."""
+        from fedtailor.core.errors import FedtailorError
+        from fedtailor.experiment.records import read_run
+
+        before = None
+        if self.run.exists():
+            try:
+                before = read_run(self.run)
+                recorded = (self.run / "rounds.jsonl").read_bytes().count(b"\n") if before.rounds else 0
+                if before.status["state"] not in states or before.status["rounds_done"] != recorded:
+                    self.problems.append(f"{case}: exit codes {codes}, status {before.status}")
+            except FedtailorError as error:
+                self.problems.append(f"{case}: {error}")
+        code = self.start()
+        if code != 0:
+            self.problems.append(f"{case}: exit code {code} when it goes on: {self.last_words()}")
+        else:
+            self.compare(case)
+        if before is not None and before.result is None:
+            self.check_loss(case, len(before.rounds), lost)
+        self.clear(case)
+        return len(before.rounds) if before is not None else 0
+
+    def count_operations(self):
+        """Return how many file operations the run has."""
+        counted = self.folder.parent / "count"
+
+        def prepare():
+            file_operations.watch(self.folder, after=lambda number, name: counted.write_bytes(b"%d" % number))
+
+        if not counted.exists():
+            self.start(prepare=prepare)
+            self.clear("counting")
+        return int(counted.read_text()) + 1
+
+    def last_words(self):
+        return " ".join(self.log.read_text(errors="replace").split())[-300:]
+
+    def compare(self, case):
+        found = finished_runs.content(self.run)
+        self.problems += [f"{case}: {name} differs" for name in self.expected if found[name] != self.expected[name]]
+
+    def check_loss(self, case, done, lost):
+        """Check that at most so many rounds ran twice."""
+        resumed = [event.get("round", 0) for event in self.events() if "resumed after" in event.get("text", "")]
+        if done - max(resumed, default=0) > lost:
+            self.problems.append(f"{case}: went on after {resumed} of {done} rounds")
+
+    def events(self):
+        path = self.run / "events.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def leftovers(self):
+        """Return what is in the folder besides the finished run."""
+        files = [path.relative_to(self.folder) for path in self.folder.rglob("*")]
+        left = [path for path in files if path.name.startswith(".") or "tmp" in path.name or path.name == "state"]
+        return [str(path) for path in (*left, *self.temporary.glob("*fedtailor*"))]
+
+    def clear(self, case):
+        left = self.leftovers()
+        if left:
+            self.problems.append(f"{case}: left over: {left}")
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
+
+
+def in_fork(action):
+    """Start an action in a fork of this process; its exit code is what it returns. Return the number of the fork."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 99
+    try:
+        code = action()
+    finally:
+        os._exit(code)
+
+
+def wait(pid):
+    """Return the exit code of a fork, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def at_operations(bench, fault, part=0, parts=1, moments=None):
+    """Put a fault in at single operations: at all of a part, or at moments from 0 to 1."""
+    total = bench.count_operations()
+    signals = fault in ("kill", "SIGINT", "SIGTERM")
+    places = [number for number in range(2 * total) if signals or number % 2 == 0]
+    places = places[part::parts] if moments is None else [places[int(moment * len(places))] for moment in moments]
+    codes = {"kill": [-signal.SIGKILL], "SIGINT": [6], "SIGTERM": [6]}.get(fault, [0, 5])
+    ended = {}
+    rounds = []
+    for place in places:
+        case = f"{fault} at {place / 2} of {total}"
+        code = bench.start(prepare=lambda place=place: file_operations.inject(bench.folder, place, fault))
+        ended[code] = ended.get(code, 0) + 1
+        if code not in codes:
+            bench.problems.append(f"{case}: exit code {code}: {bench.last_words()}")
+        if fault != "kill" and fault != "broken" and code != 0 and bench.leftovers():
+            bench.problems.append(f"{case}: not removed at once: {bench.leftovers()}")
+        states = {0: ["finished"], 5: ["failed"], 6: ["interrupted"]}.get(code, STATES)
+        if fault == "broken":
+            states = STATES
+        rounds.append(bench.check(case, codes, states))
+    return {"cases": len(places), "operations": total, "ended": ended, "rounds": rounds}
+
+
+def on_full_disks(bench, budgets):
+    """Run on disks of fractions of the space that the run needs."""
+    bench.start()
+    need = sum(-(-path.stat().st_size // 4096) * 4096 for path in bench.run.rglob("*") if path.is_file())
+    bench.clear("measuring")
+    ended = {}
+    for fraction in budgets:
+        budget = int(fraction * need)
+        case = f"a disk of {budget} bytes"
+        code = bench.start(prepare=lambda budget=budget: file_operations.fill(bench.folder, budget))
+        ended[code] = ended.get(code, 0) + 1
+        if code not in (0, 5):
+            bench.problems.append(f"{case}: exit code {code}: {bench.last_words()}")
+        if code == 5 and bench.run.exists() and "No space left" not in (bench.run / "status.json").read_text():
+            bench.problems.append(f"{case}: the status does not say so")
+        bench.check(case, [code], ["finished"] if code == 0 else ["failed"])
+    return {"cases": len(budgets), "ended": ended}
+
+
+def at_moments(bench, count, seed):
+    """Kill at random moments of the time that a run takes."""
+    chance = random.Random(seed)
+    start = time.monotonic()
+    bench.start()
+    length = time.monotonic() - start
+    bench.clear("measuring")
+    rounds = []
+    killed = 0
+    for number in range(count):
+        pid = in_fork(bench.command_line)
+        moment = chance.random() * length * 1.02
+        time.sleep(moment)
+        os.kill(pid, signal.SIGKILL)
+        killed += wait(pid) == -signal.SIGKILL
+        rounds.append(bench.check(f"{bench.engine}, kill {number} after {moment:.3f} s", [-9], STATES))
+    return {"cases": count, "killed": killed, "rounds": rounds, "seconds": length}
+
+
+def damaged(bench, count, seed):
+    """Flip a bit of a checkpoint file, or cut it, and let the run go on."""
+    chance = random.Random(seed)
+    original = bench.folder.parent / "original"
+
+    def stop_before_the_end():
+        def before(number, name):
+            if (bench.run / "models").exists():
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        file_operations.watch(bench.folder, before)
+
+    if bench.start(prepare=stop_before_the_end) != -signal.SIGKILL:
+        bench.problems.append("the run was not killed after its last round")
+    shutil.copytree(bench.run, original)
+    names = [path.name for path in sorted((original / "checkpoints").iterdir()) if is_needed(original, path.name)]
+    outcomes = {}
+    for number in range(count):
+        shutil.rmtree(bench.run)
+        shutil.copytree(original, bench.run)
+        name = names[number % len(names)]
+        path = bench.run / "checkpoints" / name
+        raw = bytearray(path.read_bytes())
+        place = chance.randrange(len(raw))
+        if chance.random() < 0.5:
+            raw[place] ^= 1 << chance.randrange(8)
+            case = f"{name}: bit flipped in byte {place} of {len(raw)}"
+        else:
+            del raw[place:]
+            case = f"{name}: cut to {place} bytes"
+        path.write_bytes(raw)
+        if bench.start() != 0:
+            bench.problems.append(f"{case}: {bench.last_words()}")
+            continue
+        bench.compare(case)
+        outcome = outcome_of(bench, name)
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        if outcome in ("unnoticed", "began again"):
+            bench.problems.append(f"{case}: {outcome}")
+    shutil.rmtree(original)
+    bench.clear("damage")
+    return {"cases": count, "files": names, "outcomes": outcomes}
+
+
+def outcome_of(bench, name):
+    texts = [event.get("text", "") for event in bench.events()]
+    if any("begins again" in text for text in texts):
+        return "began again"
+    said = [text for text in texts if f"/{name}'" in text]
+    if not said:
+        return "unnoticed"
+    return "copy used" if "Its copy has taken its place" in said[0] else "checkpoint before used"
+
+
+def is_needed(original, name):
+    """Return whether the last checkpoint needs a file."""
+    manifest = max((original / "checkpoints").glob("*.json"))
+    stem = name.partition(".")[0]
+    stores = json.loads(manifest.read_text())["stores"]
+    used = [f"{store}-{int(number):06d}.trees" for store, files in stores.items() for number in files]
+    return stem == manifest.stem or name in used
+
+
+def races(bench, count, racers=3):
+    """Start several runs for one folder at once; two of them have another seed."""
+    import tomli_w
+
+    configs = []
+    expected = []
+    for seed in range(racers):
+        path = bench.folder.parent / f"config-{seed}.toml"
+        whole = bench.folder.parent / f"whole-{seed}"
+        path.write_text(tomli_w.dumps(finished_runs.settings("fedavg", seed=seed)))
+        configs.append(path)
+        wait(in_fork(lambda path=path, whole=whole: bench.command_line(whole, config=path)))
+        expected.append(finished_runs.content(whole))
+    ended = {}
+    for number in range(count):
+        given = configs if number % 2 else [configs[0]] * racers
+        if number % 4 > 1:
+            bench.run.mkdir()
+        gate, opener = os.pipe()
+
+        def wait_for_the_others(gate=gate, opener=opener):
+            os.close(opener)
+            os.read(gate, 1)
+
+        pids = [
+            in_fork(lambda config=config: bench.command_line(prepare=wait_for_the_others, config=config))
+            for config in given
+        ]
+        os.close(gate)
+        os.close(opener)
+        codes = [wait(pid) for pid in pids]
+        for code in codes:
+            ended[code] = ended.get(code, 0) + 1
+        if 0 not in codes or set(codes) - {0, 3}:
+            bench.problems.append(f"race {number}: exit codes {codes}: {bench.last_words()}")
+        if finished_runs.content(bench.run) not in [expected[config] for config in range(racers)]:
+            bench.problems.append(f"race {number}: mixed")
+        bench.clear(f"race {number}")
+    return {"cases": count, "ended": ended}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

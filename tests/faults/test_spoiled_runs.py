@@ -1,0 +1,95 @@
+"""Runs that are spoiled at every file operation, at random moments, on full disks, and together: all of them go on.
+
+Full counts: ``make test-faults-full``, which sets FEDTAILOR_FAULTS=full.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from faults import file_operations, spoiled_runs
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs fork and /proc")
+
+FULL = os.environ.get("FEDTAILOR_FAULTS") == "full"
+ENGINES = ("reference", "workers", "batched", "processes")
+PERSONAL = ("scaffold", "fedpac", "fedrep", "pfedfda")
+"""Methods whose clients keep something, or whose server does."""
+
+
+def spoil(folder, jobs, algorithm="scaffold", engine="reference"):
+    """Do jobs in a process of their own; check that there are no problems, and return the outcomes."""
+    specification = {"run": {"algorithm": algorithm, "engine": engine}, "jobs": jobs}
+    command = [sys.executable, spoiled_runs.__file__, str(folder), json.dumps(specification)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    print(json.dumps(found))
+    assert found["problems"] == []
+    return found["outcomes"]
+
+
+def test_a_sample_of_everything(tmp_path):
+    moments = [0.1, 0.25, 0.35, 0.45, 0.6, 0.8]
+    jobs = [
+        {"kind": "operations", "fault": fault, "moments": [moment]}
+        for fault, moment in zip(file_operations.FAULTS, moments, strict=True)
+    ]
+    jobs.append({"kind": "disks", "budgets": [0.7]})
+    jobs.append({"kind": "damage", "count": 3, "seed": 0})
+    jobs.append({"kind": "races", "count": 1})
+    jobs.append({"kind": "moments", "count": 1, "seed": 0})
+    outcomes = spoil(tmp_path, jobs)
+    assert [outcome["cases"] for outcome in outcomes] == [1] * 6 + [1, 3, 1, 1]
+    assert outcomes[0]["operations"] > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", file_operations.FAULTS)
+def test_faults_at_file_operations(tmp_path, fault):
+    """All operations in the full version, else one in nine."""
+    (outcome,) = spoil(tmp_path, [{"kind": "operations", "fault": fault, "parts": 1 if FULL else 9}])
+    signals = 2 if fault in ("kill", "SIGINT", "SIGTERM") else 1
+    assert outcome["cases"] >= signals * outcome["operations"] // (1 if FULL else 9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [name for name in PERSONAL if name != "scaffold"])
+def test_other_methods_are_killed_at_file_operations(tmp_path, algorithm):
+    moments = [number / 60 for number in range(60)] if FULL else [0.2, 0.4, 0.6, 0.9]
+    spoil(tmp_path, [{"kind": "operations", "fault": "kill", "moments": moments}], algorithm)
+
+
+@pytest.mark.slow
+def test_full_disks(tmp_path):
+    budgets = [number / 100 for number in range(150)] if FULL else [number / 10 for number in range(15)]
+    (outcome,) = spoil(tmp_path, [{"kind": "disks", "budgets": budgets}])
+    assert outcome["ended"]["5"] >= 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", PERSONAL)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_killed_at_random_moments(tmp_path, engine, algorithm):
+    """In the full version 208 moments: 13 for each of four methods on four engines."""
+    if not FULL and ENGINES.index(engine) != PERSONAL.index(algorithm):
+        pytest.skip("a part of the full version")
+    spoil(tmp_path, [{"kind": "moments", "count": 13 if FULL else 4, "seed": 0}], algorithm, engine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["scaffold", "fedpac"])
+def test_damaged_checkpoints(tmp_path, algorithm):
+    (outcome,) = spoil(tmp_path, [{"kind": "damage", "count": 250 if FULL else 30, "seed": 0}], algorithm)
+    assert set(outcome["outcomes"]) == {"checkpoint before used", "copy used"}
+
+
+@pytest.mark.slow
+def test_races(tmp_path):
+    (outcome,) = spoil(tmp_path, [{"kind": "races", "count": 200 if FULL else 20}])
+    assert outcome["ended"]["0"] >= outcome["cases"]

@@ -1,0 +1,53 @@
+"""What a finished run holds that must not depend on interruptions, and a small run to interrupt."""
+
+import json
+
+ROUNDS = 3
+
+
+def settings(algorithm, engine="reference", seed=1):
+    """Return the configuration of a small run: two of five clients take part in a round."""
+    return {
+        "seed": seed,
+        "data": {"dataset": "digits", "clients": 5, "partition": "dirichlet(alpha=0.5)", "fraction": 0.1},
+        "model": {"name": "mlp", "options": {"hidden": 6}},
+        "algorithm": {"name": algorithm},
+        "training": {"epochs": 1},
+        "federation": {"rounds": ROUNDS, "participation": "fixed(2)"},
+        "evaluation": {"every": 1},
+        "engine": {"name": engine, **({"workers": 2} if engine in ("workers", "processes") else {})},
+    }
+
+
+def content(folder):
+    """Return everything in a run folder that must not depend on an interruption."""
+    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    result = json.loads((folder / "result.json").read_text())
+    for record in (result, *rounds):
+        del record["seconds"]
+    del result["run"]
+    final = folder / "checkpoints" / f"{ROUNDS:06d}.safetensors"
+    return {
+        "rounds": rounds,
+        "result": result,
+        "clients": (folder / "clients.jsonl").read_text(),
+        "split": (folder / "split.json").read_text(),
+        "models": {path.name: path.read_bytes() for path in sorted((folder / "models").iterdir())},
+        "status": json.loads((folder / "status.json").read_text()),
+        "server": server_state(final),
+        "leftovers": sorted(str(path) for path in folder.rglob("*tmp*")),
+    }
+
+
+def server_state(path):
+    """Return the tensors of the server in the last checkpoint, as bytes."""
+    from fedtailor.core import tree
+    from fedtailor.core.codec import decode
+
+    value = decode(path.read_bytes(), modules=["fedtailor"])
+    return {name: leaf.numpy().tobytes() for name, leaf in tree.paths(value["server"]).items()}
+
+
+def is_training(program):
+    """Return whether an engine's program is a client's round."""
+    return getattr(program, "func", program).__name__ == "train_program"
