@@ -49,7 +49,8 @@ What the table shows:
 * The ten classes are divided so unevenly that most clients have examples of a few classes only. A personal model is
   then hard to beat: Local, which takes three times as many steps, is above FedAvg-FT.
 * The global model of Per-FedAvg is meant as a starting point for training, and is poor before it.
-* Per-FedAvg and pFedBayes are low for reasons that runs with other options show: see [below](#per-fedavg-and-pfedbayes).
+* Per-FedAvg and pFedBayes are low for reasons that runs with other options show: see
+  [below](#per-fedavg-and-pfedbayes).
 """
 
 SMALL = """

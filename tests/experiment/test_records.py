@@ -281,7 +281,7 @@ def test_a_process_that_nobody_waited_for_is_dead():
 def test_types_of_tensors_that_numpy_does_not_have(tmp_path):
     values = {"small": torch.tensor([1.5, -2.0, float("inf")], dtype=torch.bfloat16), "flag": torch.tensor(True)}
     folder = new_folder(tmp_path / "run")
-    folder.write_model("0", save_torch(values), {})
+    folder.write_models([("0", save_torch(values), {})])
     tensors, _ = read_run(folder.path).model(0)
     assert tensors["small"].dtype == np.float32 and tensors["small"].tolist() == [1.5, -2.0, float("inf")]
     assert tensors["flag"].shape == () and tensors["flag"]

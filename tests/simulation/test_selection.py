@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedtailor
-import killed_runs
+import finished_runs
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Split, Splits
@@ -90,8 +90,8 @@ def test_the_models_are_those_of_a_run_that_ends_with_the_best_round(algorithm, 
             name: figures for name, figures in expected[place].items() if name != "local"
         }
     assert read_run("best").model(0)[1]["round"] == best
-    server = killed_runs.decoded(Path("best/checkpoints") / f"{ROUNDS:06d}.safetensors")["server"]
-    assert server == killed_runs.decoded(Path("shorter/checkpoints") / f"{best:06d}.safetensors")["server"]
+    server = finished_runs.server_state(Path("best/checkpoints") / f"{ROUNDS:06d}.safetensors")
+    assert server == finished_runs.server_state(Path("shorter/checkpoints") / f"{best:06d}.safetensors")
 
 
 def test_a_run_stops_when_its_patience_ends():
@@ -129,7 +129,7 @@ def content(folder, last):
     for record in (result, *rounds):
         del record["seconds"]
     del result["run"]
-    server = killed_runs.decoded(Path(folder, "checkpoints") / f"{last:06d}.safetensors")["server"]
+    server = finished_runs.server_state(Path(folder, "checkpoints") / f"{last:06d}.safetensors")
     return rounds, result, models(folder), Path(folder, "clients.jsonl").read_text(), server
 
 
