@@ -285,7 +285,7 @@ def test_types_of_tensors_that_numpy_does_not_have(tmp_path):
     tensors, _ = read_run(folder.path).model(0)
     assert tensors["small"].dtype == np.float32 and tensors["small"].tolist() == [1.5, -2.0, float("inf")]
     assert tensors["flag"].shape == () and tensors["flag"]
-    folder.write_model("1", save_torch({"tiny": torch.zeros(2, dtype=torch.float8_e4m3fn)}), {})
+    folder.write_models([("1", save_torch({"tiny": torch.zeros(2, dtype=torch.float8_e4m3fn)}), {})])
     with pytest.raises(DataError, match=r"the tensor 'tiny' of type F8_E4M3, which NumPy does not have"):
         read_run(folder.path).model(1)
 
