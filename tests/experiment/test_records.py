@@ -120,14 +120,14 @@ def test_models_appear_together(tmp_path, monkeypatch):
             patch.setattr(atomic.os, operation, broken)
             with pytest.raises(RunError if operation == "fsync" else KeyboardInterrupt):
                 folder.write_models(models)
-        assert not (folder.path / "models").exists() and not list(folder.path.glob(".*"))
+        assert not (folder.path / "models").exists() and not list(folder.path.glob(".*.tmp"))
     folder.write_models(models[:2])
     folder.write_models(models[1:])  # those of an earlier attempt at the last round do not stay
     assert len(list((folder.path / "models").iterdir())) == 2 * 39
     assert read_run(folder.path).model(39)[0]["w"].tolist() == [39, 39]
     (folder.path / ".models.1.tmp").mkdir()
     folder.remove_temporary_files()
-    assert not list(folder.path.glob(".*"))
+    assert not list(folder.path.glob(".*.tmp"))
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
