@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import fedtailor
-import finished_runs
 from fedtailor.algorithms import load_algorithm
+from fedtailor.core import tree
+from fedtailor.core.codec import decode
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Split, Splits
 from fedtailor.core.schedule import Schedule
@@ -59,6 +60,13 @@ def models(folder):
     return {path.name: path.read_bytes() for path in Path(folder, "models").glob("*.safetensors")}
 
 
+def server_state(folder, round):
+    """Return the tensors of the server in a checkpoint, as bytes."""
+    raw = Path(folder, "checkpoints", f"{round:06d}.safetensors").read_bytes()
+    leaves = tree.paths(decode(raw, modules=["fedtailor"])["server"])
+    return {name: leaf.numpy().tobytes() for name, leaf in leaves.items()}
+
+
 def first_best(accuracies):
     return max(accuracies, key=lambda round: (accuracies[round], -round))
 
@@ -90,8 +98,7 @@ def test_the_models_are_those_of_a_run_that_ends_with_the_best_round(algorithm, 
             name: figures for name, figures in expected[place].items() if name != "local"
         }
     assert read_run("best").model(0)[1]["round"] == best
-    server = finished_runs.server_state(Path("best/checkpoints") / f"{ROUNDS:06d}.safetensors")
-    assert server == finished_runs.server_state(Path("shorter/checkpoints") / f"{best:06d}.safetensors")
+    assert server_state("best", ROUNDS) == server_state("shorter", best)
 
 
 def test_a_run_stops_when_its_patience_ends():
@@ -129,8 +136,8 @@ def content(folder, last):
     for record in (result, *rounds):
         del record["seconds"]
     del result["run"]
-    server = finished_runs.server_state(Path(folder, "checkpoints") / f"{last:06d}.safetensors")
-    return rounds, result, models(folder), Path(folder, "clients.jsonl").read_text(), server
+    clients = Path(folder, "clients.jsonl").read_text()
+    return rounds, result, models(folder), clients, server_state(folder, last)
 
 
 @pytest.mark.parametrize(
