@@ -55,7 +55,11 @@ VARIANTS = {
     "pfedfda": [{"beta": "multi"}, {"beta": "none"}, {"evaluate_drop_last": True}, {"prior": "blend"}],
     "pfedvem": [
         {"confidence": "uncertainty"},
-        {"confidence": "deviation", "head_lr": 1e-5, "head_steps": 1},  # a lone client is at the global head: more diverge
+        {
+            "confidence": "deviation",
+            "head_lr": 1e-5,
+            "head_steps": 1,
+        },  # a lone client is at the global head: more diverge
         {"prediction_draws": 3, "evaluated_body": "global"},
         {"onboard_body": True, "onboard_rounds": 2},
     ],

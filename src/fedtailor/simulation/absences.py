@@ -98,11 +98,13 @@ def _ask(
     clients: Sequence[int],
     ask: Callable[[Sequence[int]], Iterator[tuple[int, R | Failure]]],
 ) -> Iterator[tuple[int, R | Failure]]:
-    """Yield the answers of those who answered, and the absences of the others, in the order of the clients."""
-    answers = ask([client for client in clients if client not in reasons])
-    for client in clients:
-        if client in reasons:
-            yield client, Failure(NoAnswer(reasons[client]))
-        else:
-            yield next(answers)
-    yield from answers  # none is left; what comes after the last one is done
+    """Yield the answers of those who answered, as they come, and the absences of the others, each at its place."""
+    places = {client: place for place, client in enumerate(clients)}
+    absent = [client for client in clients if client in reasons]
+    for client, answer in ask([client for client in clients if client not in reasons]):
+        while absent and places[absent[0]] < places.get(client, 0):
+            missing = absent.pop(0)
+            yield missing, Failure(NoAnswer(reasons[missing]))
+        yield client, answer
+    for missing in absent:
+        yield missing, Failure(NoAnswer(reasons[missing]))

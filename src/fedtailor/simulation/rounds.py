@@ -302,24 +302,23 @@ class _Server:
         if client not in attempt.waiting:
             add_event(report, "quarantine", client, "an answer that was not asked for, or a second one")
             return False
+        is_late = not isinstance(reply, Failure) and (reply.round, reply.attempt) != (report.round, report.attempt)
+        if is_late:  # the client's answer to this request may still come
+            reason = f"the answer belongs to round {reply.round}, attempt {reply.attempt}"
+            add_event(report, "quarantine", client, reason)
+            return False
         attempt.waiting.remove(client)
         if isinstance(reply, Failure):
             attempt.failures.append((client, reply))
             add_failure(report, client, "local_update", reply)
             return False
-        problem = self._problem_with(report, client, reply)
+        problem = problem_with(reply.upload, self.messages, self.roster.num_train[client]) or reply.problem
         if problem is not None:
             add_problem(report, client, problem)
             return False
         upload = reply.upload if client in attempt.cohort else {}
         attempt.replies[client] = reply._replace(upload=upload)
         return True
-
-    def _problem_with(self, report: RoundReport, client: int, reply: TrainReply) -> Problem | None:
-        """Return why a client's reply must not be used, or None if it can be."""
-        if (reply.round, reply.attempt) != (report.round, report.attempt):
-            return Problem("round", "", f"the answer belongs to round {reply.round}, attempt {reply.attempt}")
-        return problem_with(reply.upload, self.messages, self.roster.num_train[client]) or reply.problem
 
     def end_attempt(self, report: RoundReport, attempt: _Attempt) -> bool:
         """Return whether enough clients did usable work; if not, the round is to be attempted again.
@@ -331,6 +330,7 @@ class _Server:
             failure = Failure(NoAnswer("no answer"))
             attempt.failures.append((client, failure))
             add_failure(report, client, "local_update", failure)
+        attempt.replies = dict(sorted(attempt.replies.items()))  # nothing depends on the order of arrival
         uploads = attempt.uploads()
         report.bytes_up += sum(upload_bytes(upload, self.messages) for upload in uploads.values())
         counting = self._counting(attempt)
