@@ -74,7 +74,7 @@ def first_best(accuracies):
 @pytest.mark.parametrize(
     ("algorithm", "engine"),
     [
-        ("scaffold", "reference"),
+        pytest.param("scaffold", "reference", marks=pytest.mark.slow),
         ("fedpac", "workers"),
         pytest.param("ditto", "batched", marks=pytest.mark.slow),
         pytest.param("ditto", "processes", marks=pytest.mark.slow),
