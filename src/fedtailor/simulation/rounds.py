@@ -17,7 +17,6 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Cohort, Federation
 from fedtailor.core.message import (
     Mean,
-    Problem,
     Reduced,
     Upload,
     download_bytes,
