@@ -301,8 +301,9 @@ class _Server:
         if client not in attempt.waiting:
             add_event(report, "quarantine", client, "an answer that was not asked for, or a second one")
             return False
-        is_late = not isinstance(reply, Failure) and (reply.round, reply.attempt) != (report.round, report.attempt)
-        if is_late:  # the client's answer to this request may still come
+        asked = (report.round, report.attempt)
+        if not isinstance(reply, Failure) and (reply.round, reply.attempt) != asked:
+            # late; the client's answer to this request may still come
             reason = f"the answer belongs to round {reply.round}, attempt {reply.attempt}"
             add_event(report, "quarantine", client, reason)
             return False
