@@ -25,6 +25,7 @@ def main(folder, specification):
     import torch
 
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     bench = Bench(folder, **specification["run"])
     kinds = {
         "operations": at_operations,
