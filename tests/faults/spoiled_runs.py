@@ -25,6 +25,7 @@ def main(folder, specification):
     import torch
 
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     bench = Bench(folder, **specification["run"])
     kinds = {
         "operations": at_operations,
@@ -215,7 +216,8 @@ def on_full_disks(bench, budgets):
         ended[code] = ended.get(code, 0) + 1
         if code not in (0, 5):
             bench.problems.append(f"{case}: exit code {code}: {bench.last_words()}")
-        if code == 5 and bench.run.exists() and "No space left" not in (bench.run / "status.json").read_text():
+        status = bench.run / "status.json"
+        if code == 5 and bench.run.exists() and not (status.exists() and "No space left" in status.read_text()):
             bench.problems.append(f"{case}: the status does not say so")
         bench.check(case, [code], ["finished"] if code == 0 else ["failed"])
     return {"cases": len(budgets), "ended": ended}

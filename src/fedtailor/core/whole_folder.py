@@ -42,7 +42,11 @@ def whole_folder(target: Path) -> Iterator[Path]:
         if os.name == "nt" and target.is_dir():
             target.rmdir()
         os.rename(unfinished, target)
-        synchronize_folder(target.parent)
+        try:
+            synchronize_folder(target.parent)
+        except OSError:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
         if descriptor is not None:

@@ -17,6 +17,7 @@ status on a full disk.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -207,7 +208,8 @@ class RunFolder:
                 with whole_folder(path) as unfinished:
                     cls(unfinished, several_seeds=several_seeds)._write_first_files(config, provenance)
         except OSError as reason:
-            refuse_existing(path)  # another process may have been faster
+            if reason.errno in (errno.EEXIST, errno.ENOTEMPTY):  # another process was faster
+                refuse_existing(path)
             raise unwritable(path, reason) from reason
         return cls(path, several_seeds=several_seeds)
 
@@ -256,7 +258,9 @@ class RunFolder:
         try:
             self._end(state, reason)
         except (RunError, OSError):
-            discard(self.path / "status.json")  # it says that the run goes on
+            discard(self.path / "status.json")  # it says that the run goes on, and takes space
+            with contextlib.suppress(RunError, OSError):
+                self.set_state(state, reason)
 
     def _reserve(self) -> None:
         """Take space for the last status, unless a killed run has left it."""
