@@ -99,7 +99,7 @@ def federate(
         schedule: how long, who takes part, when models are evaluated.
         seed: of every random number but those of the data.
         resume: the state of an earlier run after one of its rounds; the clients must be as they were then.
-        events: of the rounds of that run which are run again: whoever gave no answer in one of them gives none again.
+        events: of the rounds of that run which are run again: who gave no answer in one of them gives none again.
 
     Raises:
         ConfigError: the schedule or the clients' tasks do not fit the algorithm.
@@ -181,7 +181,7 @@ _ATTEMPTS = 3
 
 Other batches may do better. A model that diverged does not."""
 _MOST_ATTEMPTS = 20
-"""Attempts at a round, whoever was to train in them."""
+"""Attempts at a round, whichever clients were to train in them."""
 
 
 @dataclass
@@ -258,7 +258,7 @@ class _Server:
         request = TrainRequest(
             evaluate=schedule.due(report.round, schedule.evaluate_every),
             attempt=report.attempt,
-            # otherwise the first upload that can be used is enough, and nobody is left out afterwards
+            # otherwise the first upload that can be used is enough, and no client is left out afterwards
             hold=self.participation.min_clients > 1 or (self.everybody_trains and bool(self.uploaded)),
         )
         report.bytes_down += download_bytes(self.messages) * len(clients)
