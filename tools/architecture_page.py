@@ -92,7 +92,7 @@ PLACES = (
     ),
     (
         "which rounds are evaluated",
-        ["core.schedule:Schedule.due"],
+        ["core.schedule:Schedule.evaluation_is_due"],
         "a condition on the number of the round",
         "tests/simulation/test_rounds.py",
     ),

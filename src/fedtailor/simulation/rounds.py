@@ -256,7 +256,7 @@ class _Server:
         clients = self.roster.trainable_clients if self.everybody_trains else report.cohort
         cohort = frozenset(report.cohort)
         request = TrainRequest(
-            evaluate=schedule.due(report.round, schedule.evaluate_every),
+            evaluate=schedule.evaluation_is_due(report.round, schedule.evaluate_every),
             attempt=report.attempt,
             # otherwise the first upload that can be used is enough, and no client is left out afterwards
             hold=self.participation.min_clients > 1 or (self.everybody_trains and bool(self.uploaded)),
@@ -405,11 +405,11 @@ class _Server:
     def evaluate(self, report: RoundReport, clients: Clients) -> None:
         """Run the evaluations that are due."""
         schedule = self.schedule
-        if schedule.due(report.round, schedule.evaluate_every):
+        if schedule.evaluation_is_due(report.round, schedule.evaluate_every):
             model = self.algorithm.global_model(self.task, self.state.server)
             if model is not None:
                 evaluate_global(report, self.roster, clients, model)
-        if schedule.due(report.round, schedule.personalized_every):
+        if schedule.evaluation_is_due(report.round, schedule.personalized_every):
             self._evaluate_personalized(report, clients, new=False)
             if self.roster.num_new:
                 self._evaluate_personalized(report, clients, new=True)
