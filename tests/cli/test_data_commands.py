@@ -69,6 +69,7 @@ def test_list_of_one_says_all_of_it(data, folder):
     assert " 60,000 " in data("list", "cifar10")[1] and "not known" in data("list", "femnist")[1]
     assert "fedtailor data fetch cifar10" in data("list", "cifar10")[1] and "LEAF" in data("list", "femnist")[1]
     assert [each["name"] for each in as_json(data("list", "mnist", "--json"))["datasets"]] == ["mnist"]
+    assert data("list", "mnist")[1].count("published at") == 1, "its four addresses have one label"
     code, out, err = data("list", "mnits")
     assert (code, out) == (3, "") and "did you mean 'mnist'" in err
     assert "fedtailor data list NAME" in data("list")[1]
