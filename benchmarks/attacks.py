@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fedtailor.algorithms import TABLE, load_algorithm
+from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core import tree
 from fedtailor.core.message import Mean, Sum
 from fedtailor.core.metrics import per_client
@@ -109,8 +109,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="write results/attacks.json too")
     arguments = parser.parse_args()
     names = arguments.algorithms.split(",")
-    if unknown := sorted(set(names) - set(TABLE)):
-        parser.error(f"--algorithms: unknown: {', '.join(unknown)}; known: {', '.join(TABLE)}")
+    if unknown := sorted(set(names) - set(ALGORITHMS)):
+        parser.error(f"--algorithms: unknown: {', '.join(unknown)}; known: {', '.join(ALGORITHMS)}")
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     torch.set_num_threads(1)
     record: dict[str, Any] = {

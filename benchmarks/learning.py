@@ -25,7 +25,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fedtailor.algorithms import TABLE, load_algorithm
+from fedtailor import algorithms
 from fedtailor.core.errors import FedtailorError
 from train_step import machine
 
@@ -112,7 +112,7 @@ RUNS = [
     *(("fashion_mnist-dir0.1", algorithm, 0) for algorithm in ("pfedfda", "fedavg_ft", "fedavg", "local")),
     *(("cifar10-dir0.5-quarter", algorithm, 0) for algorithm in ("pfedfda", "fedavg_ft", "fedavg")),
     ("fashion_mnist-dir0.1", "pfedfda-ridge0.01", 0),
-    *((HALF, algorithm, 0) for algorithm in sorted([*TABLE, *VARIANTS, *EXPLANATIONS])),
+    *((HALF, algorithm, 0) for algorithm in sorted([*algorithms.ALGORITHMS, *VARIANTS, *EXPLANATIONS])),
     *((SMALL, algorithm, seed) for algorithm in REPEATED for seed in (0, 1, 2)),
 ]
 
@@ -198,7 +198,7 @@ def table(world: str) -> str:
     records = [record for record in records if record["variant"] not in EXPLANATIONS]
     if not records:
         return ""
-    names = ["algorithm", "judged at", "mean", "pooled", "worst 10 %"]
+    names = ["algorithm", "primary evaluation", "mean", "pooled", "worst 10 %"]
     names += [f"{point} mean" for point in POINTS]
     names += ["seconds a round", "MB up", "MB down", "1000 steps"]
     lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
@@ -207,7 +207,7 @@ def table(world: str) -> str:
 
 def line_of(record: dict[str, Any]) -> list[str]:
     """Return the cells of a record: accuracies in percent over the 100 clients, for its seed."""
-    point = load_algorithm(record["config"]["algorithm"]["name"]).primary_evaluation
+    point = algorithms.load_algorithm(record["config"]["algorithm"]["name"]).primary_evaluation
     scores = {name: metrics["accuracy"] for name, metrics in record["metrics"].items()}
     cells = [record["variant"], point]
     cells += [f"{100 * scores[point][figure]:.1f}" for figure in ("mean", "pooled", "worst10")]

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtailor.algorithms import TABLE, load_algorithm
+from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core import noise
 from fedtailor.core.engine import Failure, Job
 from fedtailor.core.federation import Cohort, Federation, Split
@@ -231,8 +231,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="write results/round-MODEL-ALPHA.json too")
     arguments = parser.parse_args()
     names = arguments.algorithms.split(",")
-    if unknown := sorted(set(names) - set(TABLE)):
-        parser.error(f"--algorithms: unknown: {', '.join(unknown)}; known: {', '.join(TABLE)}")
+    if unknown := sorted(set(names) - set(ALGORITHMS)):
+        parser.error(f"--algorithms: unknown: {', '.join(unknown)}; known: {', '.join(ALGORITHMS)}")
     shape = MODELS[arguments.model].shape
     federation = make_federation(Task(build_model(arguments.model, shape, CLASSES), CLASSES, shape), arguments.alpha)
     before = os.getloadavg()[0]

@@ -203,7 +203,8 @@ def measure_peaks() -> dict[str, float]:
     def one_core(_: int) -> tuple[float, float]:
         torch.set_num_threads(1)
         a = torch.randn(2048, 2048)
-        x, w = (torch.randn(*shape).contiguous(memory_format=torch.channels_last) for shape in ((8, 128, 28, 28), _W))
+        x = torch.randn(8, 128, 28, 28).contiguous(memory_format=torch.channels_last)
+        w = torch.randn(*_W).contiguous(memory_format=torch.channels_last)
         with torch.no_grad():
             flops = 2.0 * torch.conv2d(x, w).numel() * 128 * 25
             return best(2.0 * 2048**3, lambda: a @ a), best(flops, lambda: torch.conv2d(x, w))

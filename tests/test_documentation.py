@@ -1,5 +1,6 @@
 """What README and docs tell a reader to type works as written."""
 
+import dataclasses
 import re
 import shlex
 import sys
@@ -12,9 +13,13 @@ from PIL import Image
 
 from fedtailor.cli.main import main
 from fedtailor.cli.show.demo import NEXT_STEPS
+from fedtailor.core.metrics import HIGHER_IS_BETTER
+from fedtailor.core.schedule import SCHEDULE_KEYS
+from fedtailor.core.training_options import Training
 from fedtailor.experiment.assembly import assemble
-from fedtailor.experiment.config import make_config
+from fedtailor.experiment.config import CheckpointOptions, make_config
 from fedtailor.papers.plan import read_plan
+from fedtailor.simulation.engines.options import EngineOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -127,6 +132,14 @@ def test_the_examples_of_a_configuration_and_of_a_plan_are_valid(tmp_path):
                 assert read_plan(tmp_path / "plan.toml", ROOT / "experiments")
             else:
                 assemble(make_config(tomllib.loads(block)), 0)
+
+
+def test_the_page_on_runs_names_every_option_and_metric():
+    page = (ROOT / "docs" / "running.md").read_text()
+    options = [each.name for cls in (Training, EngineOptions, CheckpointOptions) for each in dataclasses.fields(cls)]
+    options += [key for keys in SCHEDULE_KEYS.values() for key in keys]
+    assert [name for name in options if not re.search(rf"^{name} = |; {name} = |[`.]{name}`", page, re.MULTILINE)] == []
+    assert re.findall(r"^\| `(\w+)` \| .* \| (?:higher|lower) \|$", page, re.MULTILINE) == list(HIGHER_IS_BETTER)
 
 
 def test_links_lead_somewhere():

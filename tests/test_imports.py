@@ -20,13 +20,13 @@ def is_within(module, place):
     return module == place or module.startswith(f"{place}.")
 
 
-def test_the_map_names_every_room():
+def test_the_map_names_every_package():
     packages = {package_of(module) for module in MODULES}
     assert packages <= set(RULES), "say in tools/import_map.py what the new package may import"
     assert set(RULES) <= packages, "a package of the map is gone"
 
 
-def test_the_layers_hold_every_room_once():
+def test_the_layers_hold_every_package_once():
     assert [package for layer in LAYERS for package in layer] == list(MAY_IMPORT)
 
 

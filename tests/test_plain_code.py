@@ -41,6 +41,9 @@ def test_no_packed_assignments(package):
         "a, (b, c) = x, y",
         "a, *b = x, y, z",
         "pair = a, b = 1, 2",
+        "a, b = (f(x) for x in (p, q))",
+        "a, b = [f(x) for x in pair]",
+        "a, b = a, b",
     ],
 )
 def test_packed_assignments_are_found(text):
@@ -56,7 +59,7 @@ def test_packed_assignments_are_found(text):
         "a, b = f()",
         "a, b = f() if c else g()",
         "a, b = pair",
-        "a, b = (f(x) for x in (p, q))",
+        "(a,) = (x for x in pair if x)",
         "pair = 1, 2",
         "pair: tuple[int, int] = 1, 2",
         "a = b = 0",

@@ -7,7 +7,7 @@ import re
 import typing
 
 from docstrings import field_docstrings, inline
-from fedtailor.algorithms import TABLE, load_algorithm
+from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.message import Field
 from fedtailor.core.options import Range
 from fedtailor.core.task import Task
@@ -33,7 +33,7 @@ something open or its released code differs. The [glossary](#glossary) explains 
 message of one client in one round, with the model `{MODEL}` and {CLASSES} classes. A method whose server sees single
 clients cannot run under secure aggregation.
 
-| algorithm | paper | what it does | the server sees | clients keep | judged at | KiB down | KiB up |
+| algorithm | paper | what it does | the server sees | clients keep | primary evaluation | KiB down | KiB up |
 |---|---|---|---|---|---|---|---|
 """
 
@@ -62,13 +62,13 @@ GLOSSARY = """
 * Accuracies are measured at three points, always on the test examples of each client. **global**: the model of the
   server. **local**: the model of a client right after its training in a round. **personalized**: the model that
   `personalize` makes from the final server state, the client state and the training examples of the client.
-* **judged at**: the point that the method is about. Compare methods at these points.
+* **primary evaluation**: the point that the method is about. Compare methods at these points.
 """
 
 
 def pages() -> dict[str, str]:
     """Return the text of every page by its path below docs."""
-    cards = [describe_algorithm(name, entry, TASK) for name, entry in TABLE.items()]
+    cards = [describe_algorithm(name, entry, TASK) for name, entry in ALGORITHMS.items()]
     for card in cards:
         card["kept_by_clients"] = kept(load_algorithm(card["name"])(), task_of(card["name"]))
     index = INTRODUCTION.format(count=len(cards)) + "".join(line(card) for card in cards)
@@ -88,11 +88,11 @@ def task_of(name: str) -> Task:
 def line(card: dict) -> str:
     """Return an algorithm's line of the index."""
     name = card["name"]
-    summary = TABLE[card["name"]].summary
+    summary = ALGORITHMS[card["name"]].summary
     seen = ", ".join(f"{field} ({SEES[how].split()[0].strip('*')})" for field, how in card["uploads"].items())
     cells = [f"[{name}]({name}.md)", card["paper"] or "-", summary, seen or "nothing", keeps(card)]
     numbers = [f"{card[key] / 1024:.0f}" for key in ("bytes_down", "bytes_up")]
-    return "| " + " | ".join([*cells, card["judged_at"], *numbers]) + " |\n"
+    return "| " + " | ".join([*cells, card["primary_evaluation"], *numbers]) + " |\n"
 
 
 def page(card: dict) -> str:
@@ -113,7 +113,8 @@ def method_text(docstring: str) -> str:
 def facts(card: dict, cls: type) -> str:
     """Return the most important facts about an algorithm."""
     rows = [
-        f"* judged at: `{card['judged_at']}`; use of a client's data in `personalize`: {card['adaptation']}",
+        f"* primary evaluation: `{card['primary_evaluation']}`; use of a client's data in `personalize`: "
+        f"{card['adaptation']}",
         f"* what a new client does first, in `onboard`: {card['onboarding']}",
         f"* a client keeps: {keeps(card)}; clients that train in a round: {card['who_trains']}",
         f"* secure aggregation: {'works' if card['secure_aggregation'] else 'no, the server sees single clients'}",

@@ -68,7 +68,7 @@ CALLS = (
 PLACES = (
     (
         "a method",
-        ["src/fedtailor/algorithms/", "algorithms:TABLE"],
+        ["src/fedtailor/algorithms/", "algorithms:ALGORITHMS"],
         "one file, and one line of the table; its module docstring becomes its page",
         "tests/golden/",
     ),
@@ -89,6 +89,12 @@ PLACES = (
         ["core.metrics:Scores", "core.metrics:per_client", "core.metrics:HIGHER_IS_BETTER"],
         "sums that add up over batches, the figure computed from them, and its direction",
         "tests/core/test_metrics.py",
+    ),
+    (
+        "which rounds are evaluated",
+        ["core.schedule:Schedule.evaluation_is_due"],
+        "a condition on the number of the round",
+        "tests/simulation/test_rounds.py",
     ),
     (
         "a data set",
@@ -118,7 +124,7 @@ PLACES = (
         "an engine",
         [
             "src/fedtailor/simulation/engines/",
-            "simulation.engines:TABLE",
+            "simulation.engines:ENGINES",
             "simulation.engines.options:EngineOptions",
             "simulation.engines.build:build_engine",
         ],

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from fedtailor.algorithms import ALGORITHMS, load_algorithm
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -26,7 +28,7 @@ Most are those of its paper or released code; [below](#where-defaults-come-from)
 better with those settings. `python benchmarks/learning.py` runs what has no record yet.
 
 Accuracies are in percent, on the test examples of each client: the mean over clients, the accuracy over all examples
-together (pooled), and the mean of the worst tenth of clients. They belong to the model that the method is judged by.
+together (pooled), and the mean of the worst tenth of clients. They belong to the model that the method is about.
 *personalized*, *local* and *global* are the points of the last round, where a method has them: a client's final model,
 its model right after its training, and the server's model. Steps are the gradient steps of all clients, in all rounds
 and in personalization, in thousands. By definition, methods spend different budgets: Local, for example, trains all
@@ -56,11 +58,11 @@ What the table shows:
 SMALL = """
 ## Per-FedAvg and pFedBayes
 
-Both are far below FedAvg-FT in the table at the top. These runs change one option each, in a world a fifth as large: 20
-clients that share 14,000 images, and otherwise as above. Numbers are means over all clients of the personalized model
-after the last round, each client on its own test examples, in percent; with several seeds their mean and standard
-deviation. The seeds vary the initial model, the cohorts and the order of examples. Nothing was selected: the table has
-every run that was made.
+Both are far below FedAvg-FT in the table at the top. These runs change one option each, in a federation a fifth as
+large: 20 clients that share 14,000 images, and otherwise as above. Numbers are means over all clients of the
+personalized model after the last round, each client on its own test examples, in percent; with several seeds their mean
+and standard deviation. The seeds vary the initial model, the cohorts and the order of examples. Nothing was selected:
+the table has every run that was made.
 
 {table}
 
@@ -84,7 +86,7 @@ SMALL_RUNS = {
     "pfedbayes-penalty0.1": "`penalty` 0.1",
     "pfedbayes-scale0.01": "`initial_scale` 0.01",
 }
-"""The runs of the small world, with the option that each changes."""
+"""The runs of the small federation, with the option that each changes."""
 
 FEDPAC = """
 ## FedPAC's points
@@ -150,16 +152,16 @@ def pages() -> dict[str, str]:
         exceptions=exceptions(), pfedme=accuracies("pfedme"), longer=explanation(), fedpac=accuracies("fedpac")
     )
     fedpac = FEDPAC.format(table=fedpac_points.table())
-    sections = f"{notes}{explanations_of_small_world()}{fedpac}"
+    sections = f"{notes}{explanations_of_small_federation()}{fedpac}"
     return {"comparison.md": f"{INTRODUCTION}\n{learning.table(WORLD)}\n{sections}\n{origins()}"}
 
 
-def explanations_of_small_world() -> str:
+def explanations_of_small_federation() -> str:
     """Return the section about runs of Per-FedAvg and pFedBayes with other options."""
     rows = {}
     lines = ["| run | changed option | seeds | accuracy |", "|---|---|---|---:|"]
     for name, change in SMALL_RUNS.items():
-        scores = small_world_scores(name)
+        scores = scores_of_small_federation(name)
         rows[name] = f"{statistics.mean(scores.values()):.1f}"
         spread = f" ± {statistics.stdev(scores.values()):.1f}" if len(scores) > 1 else ""
         seeds = ", ".join(str(seed) for seed in scores)
@@ -167,7 +169,7 @@ def explanations_of_small_world() -> str:
     return SMALL.format(table="\n".join(lines), rows=rows)
 
 
-def small_world_scores(name: str) -> dict[int, float]:
+def scores_of_small_federation(name: str) -> dict[int, float]:
     """Return the mean accuracies of a run's personalized models by seed, in percent."""
     found = {}
     for seed in (0, 1, 2):
@@ -189,7 +191,7 @@ def origins() -> str:
         "|---|---|---|---|",
     ]
     for each in ORIGINS:
-        default = getattr(learning.load_algorithm(each.algorithm), each.option)
+        default = getattr(load_algorithm(each.algorithm), each.option)
         lines.append(f"| {each.algorithm} | `{each.option}` | {default:g} | {each.text} |")
     return "\n".join(lines) + "\n"
 
@@ -205,9 +207,8 @@ def exceptions() -> str:
     base = accuracies("fedavg")["global"]
     found = [
         f"{name} ({value:.1f})"
-        for name in sorted([*learning.TABLE, *learning.VARIANTS])
-        if learning.load_algorithm(learning.VARIANTS.get(name, {}).get("name", name)).primary_evaluation
-        == "personalized"
+        for name in sorted([*ALGORITHMS, *learning.VARIANTS])
+        if load_algorithm(learning.VARIANTS.get(name, {}).get("name", name)).primary_evaluation == "personalized"
         and (value := accuracies(name)["personalized"]) <= base
     ]
     above = f"* **Personal models beat FedAvg's global model ({base:.1f})** in every method that has them, except"

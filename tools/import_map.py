@@ -100,16 +100,6 @@ def _module_of(name: str) -> str:
     return name or "__init__"
 
 
-def room_imports() -> dict[str, frozenset[str]]:
-    """Return the packages that each package of the map imports today."""
-    found: dict[str, set[str]] = {package: set() for package in MAY_IMPORT}
-    for module in modules():
-        package = package_of(module)
-        if package in found:
-            found[package].update(package_of(other) for other in imported_modules(module))
-    return {package: frozenset(packages - {package, "__init__"}) for package, packages in found.items()}
-
-
 def circles() -> list[list[str]]:
     """Return the groups of modules that import each other, directly or through others of the group."""
     edges = {module: imported_modules(module) for module in modules()}

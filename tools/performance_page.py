@@ -12,6 +12,8 @@ NAMES = {
     "pfl_threads": "pfl-research, threads",
     "flower": "Flower, simulation",
 }
+RENAMED = {"mean_surprise": "mean_negative_log_likelihood"}
+"""Names of functions in old records, and what they are called now."""
 INTRODUCTION = """# Performance
 
 This page shows how fast training is, how it was measured, and on what machine. Its tables come from the records in
@@ -159,7 +161,9 @@ def rounds() -> str:
             seconds = [" / ".join(f"{value:.2f}" for value in values) for values in by_kind]
             parts_of = one["one_client"]["train"]
             total = sum(parts_of.values())
-            top = ", ".join(f"{100 * value / total:.0f} % {part}" for part, value in list(parts_of.items())[:3])
+            top = ", ".join(
+                f"{100 * value / total:.0f} % {RENAMED.get(part, part)}" for part, value in list(parts_of.items())[:3]
+            )
             rows.append([f"`{name}`", *seconds, f"{100 * one['outside_steps']:.1f} %", top])
         head = (
             "| algorithm | training, s | server, s | personalizing and scoring all clients, s | share of a client's "

@@ -1,6 +1,7 @@
 """Packed assignments: several expressions assigned to several names in one statement.
 
-ruff has no rule against ``a, b = x, y``, so this is one. Swaps, and calls that return several values, are not packed::
+ruff has no rule against ``a, b = x, y`` or ``a, b = (f(z) for z in (x, y))``, so this is one. Swaps, and calls that
+return several values, are not packed::
 
     python tools/plain_code.py     # lists every packed assignment of src, and their number per 1,000 lines
 """
@@ -33,13 +34,13 @@ def _is_packed(target: ast.Tuple | ast.List, value: ast.expr) -> bool:
         return _is_packed(target, value.body) or _is_packed(target, value.orelse)
     if isinstance(value, ast.Tuple | ast.List):
         return not _is_swap(target, value)
-    return False
+    return len(target.elts) > 1 and isinstance(value, ast.GeneratorExp | ast.ListComp)
 
 
 def _is_swap(target: ast.Tuple | ast.List, value: ast.Tuple | ast.List) -> bool:
-    names = sorted(ast.unparse(element) for element in target.elts)
-    values = sorted(ast.unparse(element) for element in value.elts)
-    return names == values
+    names = [ast.unparse(element) for element in target.elts]
+    values = [ast.unparse(element) for element in value.elts]
+    return names != values and sorted(names) == sorted(values)
 
 
 def main() -> None:

@@ -100,7 +100,7 @@ def test_several_seeds(folder, capsys):
     code, out, _ = outcome([*SMALL, "--seeds", "0,1"], capsys)
     assert "mean of 2 seeds ± standard error, the same split in all" in out
     code, out, _ = outcome([*SMALL, "--seeds", "0,1", "--set", "data.seed=run"], capsys)
-    assert "mean of 2 seeds ± standard error, each with a split of its own" in out
+    assert "mean of 2 seeds ± standard error, a different split for each seed" in out
 
 
 def test_the_same_seed_gives_the_same_bits_from_the_written_configuration(folder, capsys):
@@ -179,7 +179,7 @@ def test_interruption_is_said_and_recorded(folder, capsys, monkeypatch):
     monkeypatch.setattr("fedtailor.experiment.run.simulate", interrupted)
     code, out, err = outcome([*SMALL, "--seeds", "0,1", "--out", "one"], capsys)
     assert code == 6 and out == ""
-    assert err.splitlines()[-1] == "interrupted. To go on: fedtailor resume one" and "Traceback" not in err
+    assert err.splitlines()[-1] == "interrupted. To resume: fedtailor resume one" and "Traceback" not in err
     run = fedtailor.read_run("one")
     assert run.status["state"] == run.seeds[0].status["state"] == "interrupted"
     assert len(run.seeds[0].rounds) == 1 and 1 not in run.seeds
@@ -201,7 +201,7 @@ def test_the_command_that_an_interruption_names_goes_on(folder, capsys, monkeypa
         patch.setattr("fedtailor.experiment.run.simulate", interrupted)
         code, _, err = outcome([*given[:-1], "--out", "my run"], capsys)
     assert code == 6
-    command = shlex.split(err.splitlines()[-1].removeprefix("interrupted. To go on: "))
+    command = shlex.split(err.splitlines()[-1].removeprefix("interrupted. To resume: "))
     assert command == ["fedtailor", "resume", "my run"]
     code, out, err = outcome([*command[1:], "--json"], capsys)
     assert code == 0 and "note: resumed after round 2 of 3." in err.splitlines()
@@ -419,7 +419,7 @@ def test_list_algorithms_discloses_what_the_server_sees(capsys):
     single = {name: entry["server_sees_single_clients"] for name, entry in entries.items()}
     assert single["fedpac"] == ["head", "statistics"] and not entries["fedpac"]["secure_aggregation"]
     assert not any(fields for name, fields in single.items() if name != "fedpac")
-    assert all(entries[name]["judged_at"] == "global" for name in ("fedavg", "fedprox", "scaffold"))
+    assert all(entries[name]["primary_evaluation"] == "global" for name in ("fedavg", "fedprox", "scaffold"))
     _, out, _ = outcome(["list", "algorithms"], capsys)
     assert "head*" in out and "statistics*" in out
 

@@ -69,6 +69,7 @@ def test_list_of_one_says_all_of_it(data, folder):
     assert " 60,000 " in data("list", "cifar10")[1] and "not known" in data("list", "femnist")[1]
     assert "fedtailor data fetch cifar10" in data("list", "cifar10")[1] and "LEAF" in data("list", "femnist")[1]
     assert [each["name"] for each in as_json(data("list", "mnist", "--json"))["datasets"]] == ["mnist"]
+    assert data("list", "mnist")[1].count("published at") == 1, "its four addresses have one label"
     code, out, err = data("list", "mnits")
     assert (code, out) == (3, "") and "did you mean 'mnist'" in err
     assert "fedtailor data list NAME" in data("list")[1]
@@ -282,7 +283,7 @@ def test_check_of_unusable_data_is_exit_4(data, folder):
 def test_check_of_nothing_is_one_error_and_no_table(data):
     code, out, err = data("check", "missing")
     lines = err.splitlines()
-    assert (code, out) == (4, "") and lines[0] == "error: not found, once" and lines[-1].endswith("as it is.")
+    assert (code, out) == (4, "") and lines[0] == "error: 1 missing path" and lines[-1].endswith("as it is.")
     assert len(lines) == 3 and "missing" in lines[1]
 
 
@@ -291,11 +292,13 @@ def test_check_prints_short_names_counts_in_words_and_no_empty_path(capsys):
 
     site = {"name": "n" * 200, "train": {"a": 3}, "test": {}, "problems": 2}
     first = [{"site": "", "path": "", "message": "Odd."}, {"site": "", "path": "file", "message": "Odd too."}]
-    groups = [{"severity": "warning", "kind": "odd", "count": count, "first": first[:count]} for count in (1, 2)]
+    groups = [
+        {"severity": "warning", "kind": "not_an_image", "count": count, "first": first[:count]} for count in (1, 2)
+    ]
     show_check({"path": "p", "layout": "l", "usable": True, "sites": [site], "problems": groups, "notes": []})
     out, err = capsys.readouterr()
     assert "n" * 39 + "…" in out and "n" * 40 not in out
-    lines = ["warning: odd, once", "  Odd.", "warning: odd, 2 times", "  Odd.", "  file: Odd too."]
+    lines = ["warning: 1 unreadable image", "  Odd.", "warning: 2 unreadable images", "  Odd.", "  file: Odd too."]
     assert err.splitlines() == [*lines, "The data can be used."]
 
 

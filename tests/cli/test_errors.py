@@ -51,8 +51,10 @@ BAD = [
     (setting("trainig.lr=0.1"), CONFIG, "training"),
     (setting("training.learning_rate=0.1"), CONFIG, "training.learning_rate"),
     (setting("algorithm.cov_rigde=1"), CONFIG, "cov_ridge"),
+    (setting("algorithm.nme=fedavg"), CONFIG, "unknown option 'nme' of pfedfda; did you mean 'name'?"),
+    (setting("algorithm.prest=paper"), CONFIG, "did you mean 'preset'?"),
     (setting("model.options.hiden=5"), CONFIG, "hidden"),
-    (setting("model.hidden=5"), CONFIG, "unknown option 'model.hidden'. Known in [model]: name, others, options."),
+    (setting("model.hidden=5"), CONFIG, "unknown option 'model.hidden'. Options of model: name, others, options."),
     (setting("rounds=3"), CONFIG, "did you mean 'federation.rounds'?"),
     (["run", "-a", "fedprox", "--set", "penalty=1"], CONFIG, "did you mean 'algorithm.penalty'?"),
     (
@@ -68,7 +70,7 @@ BAD = [
     (setting("algorithm.beta=3"), CONFIG, "algorithm.beta"),
     (setting("algorithm.name=3"), CONFIG, "algorithm.name"),
     (setting("model.options=5"), CONFIG, "model.options must be a section with keys, got 5."),
-    (setting("model.others=5"), CONFIG, "model.others must be a list of texts, got 5."),
+    (setting("model.others=5"), CONFIG, "model.others must be a list of text values, got 5."),
     (setting("data.mean=3"), CONFIG, "data.mean must be a list of numbers, got 3."),
     (setting("data=digits"), CONFIG, "data"),
     (setting("data.clients=3", "data.clients.number=3"), CONFIG, "clients"),
@@ -102,12 +104,17 @@ BAD = [
     # combinations and forms
     (["run", "--seed", "1", "--set", "lr"], CONFIG, "section.key=value"),
     (["run", "--seed", "1", "--seeds", "0,1"], USAGE, "--seeds"),
-    (["run", "--seeds", ""], CONFIG, "seeds"),
-    (["run", "--seeds", "1,1"], CONFIG, "seeds"),
-    (["run", "--seeds", "a,b"], CONFIG, "seeds"),
-    (["run", "--seeds", "0.5"], CONFIG, "seeds"),
+    (["run", "--set", "seed=1", "--seeds", "1,2"], USAGE, "give --seed or --seeds, not both."),
+    (["run", "--seed", "1", "--set", "seeds=[1, 2]"], USAGE, "give --seed or --seeds, not both."),
+    (["run", "--seeds", ""], USAGE, "--seeds must be different whole numbers, such as 0,1,2, got ''."),
+    (["run", "--seeds", "1,1"], USAGE, "--seeds must be different whole numbers, such as 0,1,2, got '1,1'."),
+    (["run", "--seeds", "a,b"], USAGE, "--seeds must be different whole numbers, such as 0,1,2, got 'a,b'."),
+    (["run", "--seeds", "0.5"], USAGE, "--seeds must be different whole numbers"),
+    (["run", "--seeds", "0,-1"], CONFIG, "seeds must be >= 0"),
+    (["run", "--partition", "dirichlet(alhpa=1)"], CONFIG, "did you mean 'alpha'? Options of dirichlet: alpha"),
     # files and data
     (["run", "missing.toml"], CONFIG, "missing.toml"),
+    (["run", "--data", "nowhere"], DATA, "There is no folder or file 'nowhere'."),
     (["run", "-d", "mnist", "--data-dir", "nowhere"], DATA, "nowhere"),
     (["run", "-d", "cifar10", "--data-dir", "nowhere"], DATA, "nowhere"),
     (["run", "--clients", "5000"], DATA, "5000"),
@@ -190,9 +197,17 @@ def test_an_algorithm_that_cannot_be_run_says_what_is_missing(name, named, empty
     assert not (empty / "runs").exists()
 
 
-def test_an_option_without_its_value(empty, capsys):
-    assert main(["run", "--rounds"]) == USAGE
-    assert capsys.readouterr().err.startswith("error: --rounds needs a value.")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "--rounds"], "--rounds needs a value. See: fedtailor run --help"),
+        (["run", "-a"], "-a needs a value. See: fedtailor run --help"),
+        (["data", "partition", "--clients"], "--clients needs a value. See: fedtailor data partition --help"),
+    ],
+)
+def test_an_option_without_its_value(arguments, sentence, empty, capsys):
+    assert main(arguments) == USAGE
+    assert capsys.readouterr().err == f"error: {sentence}\n"
 
 
 def test_enough_kinds_of_bad_input():

@@ -82,7 +82,7 @@ def test_a_signal_ends_a_run_honestly(request_to_end, engine, tmp_path):
         process.send_signal(request_to_end)
         last = process.stderr.read().splitlines()[-1]
         assert process.wait() == 6
-    assert last == "interrupted. To go on: fedtailor resume run"
+    assert last == "interrupted. To resume: fedtailor resume run"
     run = fedtailor.read_run(tmp_path / "run")
     assert run.status["state"] == "interrupted"
     assert run.status["rounds_done"] == len(run.rounds) >= 1

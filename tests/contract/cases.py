@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from federations import TASKS, make_federation
-from fedtailor.algorithms import TABLE, load_algorithm
+from fedtailor import algorithms
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.case import TRAINING
@@ -18,7 +18,7 @@ from fedtailor.testing.runs import run
 FULL = os.environ.get("FEDTAILOR_FULL") == "1"
 """Whether to run the full product of algorithms, engines, models and checks."""
 
-ALGORITHMS = {name: load_algorithm(name) for name in TABLE}
+ALGORITHMS = {name: algorithms.load_algorithm(name) for name in algorithms.ALGORITHMS}
 
 
 class Exemption(NamedTuple):

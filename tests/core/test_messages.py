@@ -456,8 +456,8 @@ def test_weights_and_counts_agree_with_what_the_server_knows():
         ({"weight": 0.0}, "model", "weight is 0, but the client has 5 training examples"),
         ({"counts": (3.0, 0.0, 3.0)}, "means", "weight is for 6 examples, but the client has 5"),
         ({"counts": (2.5, 0.0, 2.5)}, "means", "weight is not the number of examples by class"),
-        ({"labels": (3.0, -1.0, 2.0)}, "labels", "it has values that are no counts"),
-        ({"labels": (2.5, 0.5, 2.0)}, "labels", "it has values that are no counts"),
+        ({"labels": (3.0, -1.0, 2.0)}, "labels", "it has values that are not counts"),
+        ({"labels": (2.5, 0.5, 2.0)}, "labels", "it has values that are not counts"),
         ({"value": -1e31}, "model", "has values beyond 1e+30"),
     ],
 )

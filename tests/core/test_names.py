@@ -12,11 +12,11 @@ from fedtailor.experiment.config import make_config
 from fedtailor.simulation import engines
 
 TABLES = {
-    "algorithms": algorithms.TABLE,
+    "algorithms": algorithms.ALGORITHMS,
     "datasets": data.DATASETS,
     "models": models.MODELS,
     "partitions": data.PARTITIONS,
-    "engines": engines.TABLE,
+    "engines": engines.ENGINES,
 }
 
 
@@ -75,7 +75,7 @@ def test_every_lookup_takes_any_spelling():
     [
         (5, dict, "x must be a section with keys, got 5."),
         (5, tuple[float, ...], "x must be a list of numbers, got 5."),
-        ("a", tuple[str, ...], "x must be a list of texts, got 'a'."),
+        ("a", tuple[str, ...], "x must be a list of text values, got 'a'."),
         (1.5, tuple[int, ...] | int, "x must be a list of whole numbers or a whole number, got 1.5."),
     ],
 )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -29,6 +30,7 @@ from fedtailor.experiment.config import (
     parse_assignment,
     to_toml,
 )
+from fedtailor.experiment.run import run
 from fedtailor.simulation.engines.options import EngineOptions
 
 EXAMPLE = {
@@ -252,6 +254,20 @@ def test_values_are_shown_as_a_file_would_write_them():
         assert caught.value.message.endswith(f"number, got {shown}.")
 
 
+@pytest.mark.parametrize("values", [5, None, "x.toml", Path("x.toml"), [1], Config()])
+def test_what_is_no_mapping_is_no_configuration(values):
+    with pytest.raises(ConfigError, match=r"make_config needs sections .* load_config reads a file\.") as caught:
+        make_config(values)
+    assert caught.value.key == "config"
+
+
+@pytest.mark.parametrize("config", [{"data": {"clients": 3}}, "x.toml", Path("x.toml"), 5])
+def test_a_run_needs_a_configuration(config, tmp_path):
+    with pytest.raises(ConfigError, match=r"made by make_config\(\.\.\.\) or load_config\(PATH\), got "):
+        run(config, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_keys_must_be_text():
     for values in ({3: {}}, {"training": {3: 1}}, {"model": {"options": {None: 1}}}):
         with pytest.raises(ConfigError, match="the keys of a configuration must be text, got "):
@@ -280,7 +296,7 @@ def test_files_that_cannot_be_read(tmp_path, content, sentence):
         load_config("a\0b")
 
 
-def test_a_wrong_key_is_found_without_torch():
+def test_a_wrong_key_or_name_is_found_without_torch():
     """Importing torch takes seconds; only the options of an algorithm and of a model need it."""
     script = """
 import sys
@@ -288,9 +304,14 @@ from fedtailor.cli.main import main
 for key in ("training.learning_rate", "data.client", "federation.round", "evaluation.ever", "engine.nam", "model.nam",
             "trainig.lr", "lr", "rounds"):
     assert main(["run", "--set", f"{key}=1"]) == 3, key
-assert main(["run", "--set", "training.lr=a"]) == 3
+for wrong in (["--set", "training.lr=a"], ["-a", "fedavgg"], ["--model", "mpl"], ["--set", "model.others=['cn6']"]):
+    assert main(["run", *wrong]) == 3, wrong
+assert "numpy" not in sys.modules
+assert main(["run", "--data", "nope"]) == 4
 assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "did you mean 'training.lr'?" in done.stderr
+    for hint in ("training.lr", "fedavg", "mlp", "cnn6"):
+        assert f"did you mean '{hint}'?" in done.stderr
+    assert "error: There is no folder or file 'nope'. Supported layouts: " in done.stderr

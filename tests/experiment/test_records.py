@@ -102,10 +102,6 @@ def test_a_torn_end_is_ignored(tmp_path):
 def test_damage_is_an_error_that_names_the_file(tmp_path):
     folder = new_folder(tmp_path / "run")
     folder.write_models([("0", safetensors({"w": np.zeros(2)}), {})])
-    with pytest.raises(DataError, match="cannot read"):
-        read_run(tmp_path / "nothing")
-    with pytest.raises(DataError, match=r"7\.json"):
-        read_run(folder.path).model(7)
     model = folder.path / "models" / "0.safetensors"
     model.write_bytes(model.read_bytes()[:-1] + b"\x01")
     with pytest.raises(DataError, match="SHA-256"):
@@ -116,6 +112,28 @@ def test_damage_is_an_error_that_names_the_file(tmp_path):
     (folder.path / "experiment.toml").write_text("[")
     with pytest.raises(DataError, match=r"experiment\.toml"):
         read_run(folder.path)
+
+
+def test_a_client_without_a_model_is_told_who_has_one(tmp_path):
+    folder = new_folder(tmp_path / "run")
+    with pytest.raises(DataError, match="holds no models: they are written after the last round"):
+        read_run(folder.path).model(7)
+    folder.write_models([(str(client), safetensors({"w": [client]}), {}) for client in range(12)])
+    with pytest.raises(
+        DataError, match=r"no model of client 99\. It holds those of 0, 1, .*, 9 and 2 more\."
+    ) as caught:
+        read_run(folder.path).model(99)
+    assert caught.value.allowed == [str(client) for client in range(12)]
+    folder.write_models([(name, safetensors({"w": [0]}), {}) for name in ("north", "south")])
+    with pytest.raises(DataError, match="no model of client 'nort'; did you mean 'north'"):
+        read_run(folder.path).model("nort")
+
+
+def test_what_is_no_run_folder_cannot_be_read(tmp_path):
+    (tmp_path / "file").write_text("")
+    for name in ("nope", "file", "."):
+        with pytest.raises(DataError, match=r"is not the folder of a run: it holds no experiment\.toml\."):
+            read_run(tmp_path / name)
 
 
 def test_models_appear_together(tmp_path, monkeypatch):

@@ -193,7 +193,7 @@ def test_a_run_without_a_classifier_stops_with_a_sentence(recorder):
     """With momentum 0 and as many examples as features, the covariance of features is singular from the first round."""
     federation = harness.make_federation(([0, 1, 2], [1, 2, 0]))
     algorithm = FedLDA.from_preset("paper", momentum=0.0, training=Training(lr=0.1, epochs=1))
-    with pytest.raises(RunError, match=r"round 1: none of the work of the 2 clients can be used; .* not recorded"):
+    with pytest.raises(RunError, match=r"round 1: none of 2 clients did usable work; .* not recorded"):
         recorder.run(algorithm, federation, rounds=9)
     (sentence,) = algorithm.warnings(harness.task())
     assert "not positive definite" in sentence and FedLDA().warnings(harness.task()) == []

@@ -7,7 +7,7 @@ scored at ``local`` is made of these parts, and not of the received ones.
 import numpy as np
 import pytest
 
-from fedtailor.algorithms import TABLE, load_algorithm
+from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.task import Training
 from golden import harness
 from golden.network import confusion, logits
@@ -66,4 +66,4 @@ def test_what_is_scored_is_the_model_after_local_training(recorder, name):
 
 
 def test_every_method_is_compared():
-    assert set(LOCAL) | ELSEWHERE == set(TABLE) and not set(LOCAL) & ELSEWHERE
+    assert set(LOCAL) | ELSEWHERE == set(ALGORITHMS) and not set(LOCAL) & ELSEWHERE

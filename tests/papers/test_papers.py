@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtailor.algorithms import TABLE
+from fedtailor.algorithms import ALGORITHMS
 from fedtailor.core.errors import ConfigError
 from fedtailor.data.datasets.known import DATASETS
 from fedtailor.experiment.assembly import make_algorithm
@@ -103,13 +103,13 @@ def test_the_papers_are_there():
 def test_every_cell_is_a_valid_configuration(name):
     for _, config in configurations(name):
         assert config.data.partition and config.data.dataset in DATASETS
-        assert (config.algorithm.name in TABLE) != (config.algorithm.name in BASELINES), config.algorithm.name
+        assert (config.algorithm.name in ALGORITHMS) != (config.algorithm.name in BASELINES), config.algorithm.name
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_algorithm_that_exists_takes_its_options(name):
     for cell, config in configurations(name):
-        if cell.values["algorithm"]["name"] in TABLE:
+        if cell.values["algorithm"]["name"] in ALGORITHMS:
             algorithm = make_algorithm(config)
             assert algorithm.training.batch_size == cell.values["training"]["batch_size"]
 

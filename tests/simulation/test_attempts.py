@@ -89,7 +89,7 @@ def test_another_attempt_succeeds(federation, engine):
         *[("quarantine", 1)] * 6,
         ("repeated", 1),
     ]
-    assert report.events[6]["reason"] == "the work of 0 of 6 clients can be used, 1 needed: the round is repeated"
+    assert report.events[6]["reason"] == "none of 6 clients did usable work: the round is repeated"
     assert (report.attempt, report.trained) == (2, TRAINABLE)
     assert [each.events for each in (trace.reports[0], trace.reports[2])] == [trace.reports[0].events[:1], []]
     sound = run(FedRep(**options(head_epochs=1)), Reference(), federation, rounds=3)
@@ -121,7 +121,7 @@ def test_work_of_an_attempt_that_fails_leaves_nothing_behind(federation, algorit
         run(algorithm(**options(attempts=1, clients=clients)), Reference(), federation, rounds=3, participation=FOUR)
         for clients in ((0, 1, 2, 3), tuple(TRAINABLE))
     )
-    assert some.reports[1].events[4]["reason"].startswith("the work of 2 of 6 clients can be used, 4 needed")
+    assert some.reports[1].events[4]["reason"].startswith("only 2 of 6 clients did usable work; 4 are needed")
     assert some.reports[1].attempt == nobody.reports[1].attempt == 1
     for one, other in zip(some.reports, nobody.reports, strict=True):
         assert_same_bits(one.state.server, other.state.server)
@@ -165,7 +165,7 @@ def rounds_of(algorithm, federation, **fields):
 def test_a_run_stops_after_three_attempts_in_which_everybody_failed(federation):
     rounds = rounds_of(UnluckyRep(**options(attempts=99)), federation)
     next(rounds)
-    words = "round 2: none of the work of the 6 clients can be used in 3 attempts; client 0: field 'body'"
+    words = "round 2: in 3 attempts, none of 6 clients did usable work; client 0: field 'body'"
     with pytest.raises(RunError, match=words):
         next(rounds)
 
@@ -174,7 +174,7 @@ def test_a_run_stops_after_three_attempts_in_which_too_few_succeeded(federation)
     plan = Participation(min_clients=5)
     rounds = rounds_of(UnluckyRep(**options(attempts=99, clients=(0, 2))), federation, participation=plan)
     next(rounds)
-    words = "round 2: too little of the work of the 6 clients can be used: that of 4, 5 needed in 3 attempts; client 0"
+    words = "round 2: in 3 attempts, only 4 of 6 clients did usable work; 5 are needed; client 0"
     with pytest.raises(RunError, match=words):
         next(rounds)
 
@@ -183,7 +183,7 @@ def test_a_run_stops_after_twenty_attempts_whoever_was_asked(federation):
     plan = Planned(cohorts={ROUND: [0]})
     rounds = rounds_of(UnluckyRep(**options(attempts=99)), federation, participation=plan)
     next(rounds)
-    with pytest.raises(RunError, match="none of the work of the 1 client can be used in 20 attempts; client 0"):
+    with pytest.raises(RunError, match="in 20 attempts, the only client did no usable work; client 0"):
         next(rounds)
 
 

@@ -140,4 +140,4 @@ def test_the_command_runs_it_and_says_what_is_not_protected(tmp_path):
     values["federation"] = {"rounds": 1, "robust": "median"}
     run_experiment(make_config(values), out=tmp_path / "median")
     notes = [event["text"] for event in read_run(tmp_path / "median").events if event["kind"] == "note"]
-    assert any("'control' of Scaffold is no mean" in note for note in notes)
+    assert any("'control' of Scaffold is not a mean, so one client can still corrupt it" in note for note in notes)

@@ -299,9 +299,7 @@ def test_no_new_clients(federation):
 def test_a_run_in_which_nobody_ever_delivers_is_an_error(float64):
     federation = make_federation(perceptron())
     diverges = FedAvg(training=Training(lr=1e300, epochs=2))
-    with pytest.raises(
-        RunError, match=r"round 1: none of the work of the \d+ clients can be used; client \d+: field 'model'"
-    ):
+    with pytest.raises(RunError, match=r"round 1: none of \d+ clients did usable work; client \d+: field 'model'"):
         list(simulate(diverges, federation, Reference(), Schedule(rounds=3), seed=0))
 
 

@@ -5,7 +5,7 @@ import torch
 
 from contract.cases import in_turn
 from federations import convolutional, make_federation, module, perceptron
-from fedtailor.algorithms import TABLE, load_algorithm
+from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core import prediction, tree
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
@@ -26,7 +26,7 @@ def models(name, precision, engine, task=perceptron):
 
 @pytest.mark.parametrize(
     ("name", "engine"),
-    [(name, engine) for turn, name in enumerate(TABLE) for engine in in_turn([Reference(), Batched(3)], turn)],
+    [(name, engine) for turn, name in enumerate(ALGORITHMS) for engine in in_turn([Reference(), Batched(3)], turn)],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_every_algorithm_trains_in_it_and_keeps_its_numbers_as_they_were(name, engine):

@@ -24,7 +24,7 @@ class Entry(NamedTuple):
     """What the method does, in a line."""
 
 
-TABLE = {
+ALGORITHMS = {
     "apfl": Entry(
         "fedtailor.algorithms.apfl:APFL",
         "Deng et al. 2020",
@@ -61,7 +61,7 @@ TABLE = {
     "fedcr": Entry(
         "fedtailor.algorithms.fedcr:FedCR",
         "Zhang et al. 2023",
-        "shared body with Gaussian features aligned by class, private heads",
+        "shared body with Gaussian features aligned by class, personal heads",
     ),
     "feddyn": Entry(
         "fedtailor.algorithms.feddyn:FedDyn",
@@ -81,12 +81,12 @@ TABLE = {
     "fedper": Entry(
         "fedtailor.algorithms.fedper:FedPer",
         "Arivazhagan et al. 2019",
-        "shared body, private heads, trained together",
+        "shared body, personal heads, trained together",
     ),
     "fedproto": Entry(
         "fedtailor.algorithms.fedproto:FedProto",
         "Tan et al. 2022",
-        "private models of any kind, whose features share global class means",
+        "personal models of any kind, whose features share global class means",
     ),
     "fedprox": Entry(
         "fedtailor.algorithms.fedprox:FedProx",
@@ -96,7 +96,7 @@ TABLE = {
     "fedrep": Entry(
         "fedtailor.algorithms.fedrep:FedRep",
         "Collins et al. 2021",
-        "shared body, private heads, trained one after the other",
+        "shared body, personal heads, trained one after the other",
     ),
     "fedrod": Entry(
         "fedtailor.algorithms.fedrod:FedRoD",
@@ -121,7 +121,7 @@ TABLE = {
     "lg_fedavg": Entry(
         "fedtailor.algorithms.lg_fedavg:LGFedAvg",
         "Liang et al. 2020",
-        "shared upper layers, private lower ones",
+        "shared upper layers, personal lower ones",
     ),
     "local": Entry("fedtailor.algorithms.local:Local", "", "every client trains alone; nothing is sent"),
     "moon": Entry(
@@ -171,7 +171,7 @@ def load_algorithm(name: str) -> type[Algorithm[Any, Any, Any]]:
     """
     target = name
     if ":" not in name:
-        target = TABLE[find_name("algorithm", name, TABLE, key="algorithm.name")].target
+        target = ALGORITHMS[find_name("algorithm", name, ALGORITHMS, key="algorithm.name")].target
     found = find_target(target, what="algorithm", key="algorithm.name")
     problem = problem_with(found)
     if problem:

@@ -122,7 +122,8 @@ def stratified_folds(
     by_word = torch.argsort(words, stable=True)
     order = by_word[torch.argsort(group[by_word], stable=True)]
     order_weight = torch.where(kept, weight, 0)[order]
-    rows, row_weight = (pad(column, (0, n % 2)).reshape(-1, 2).mT for column in (order, order_weight))
+    rows = pad(order, (0, n % 2)).reshape(-1, 2).mT
+    row_weight = pad(order_weight, (0, n % 2)).reshape(-1, 2).mT
     return Folds(rows, row_weight)
 
 

@@ -1,4 +1,4 @@
-"""FedBABU: only the body is trained and averaged, under one random head that nobody trains until the end.
+"""FedBABU: only the body is trained and averaged, under one random head that no client trains until the end.
 
 Oh, Kim, Yun 2022, "FedBABU: Toward enhanced representation for federated image classification", ICLR, Algorithm 1.
 The head stays at its initialization during federated training. The server averages bodies with weights n_i. In the

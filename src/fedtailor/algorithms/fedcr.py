@@ -1,8 +1,8 @@
-"""FedCR: a shared body with Gaussian features that align by class across clients, and private heads.
+"""FedCR: a shared body with Gaussian features that align by class across clients, and personal heads.
 
 Zhang et al. 2023, "FedCR: Personalized federated learning based on across-client common representation with
 conditional mutual information regularization", ICML. The body gives every example n a Gaussian over V features, mean
-mu_n and deviation sigma_n; client i's private head w_i^p classifies S draws of it. Client i trains both (their eq. 7):
+mu_n and deviation sigma_n; client i's personal head w_i^p classifies S draws of it. Client i trains both (their eq. 7):
 
     L_i = mean_n [ CE(head(mu_n + sigma_n eps), y_n) + beta KL( N(m_c, s_c^2) || N(mu_n, sigma_n^2) ) ],   c = y_n.
 
@@ -43,7 +43,7 @@ Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P
 * C trains with lr 0.05, 10 epochs, batches of 48, and clips gradients at norm 10, which P does not mention; it augments
   CIFAR, deals classes in turn, and has 4 and 12 channels for Fashion-MNIST. These are settings of ``training``,
   ``data`` and ``model``.
-* A new client (P, C: not treated) gets a fresh head, since heads are private, and tunes it like everybody. Without
+* A new client (P, C: not treated) gets a fresh head, since heads are personal, and tunes it like all clients. Without
   ``aggregate_body`` it first trains a body, for as long as a round takes.
 """
 
@@ -157,7 +157,7 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
     prediction: Literal["mean_logits", "mean_probabilities"] = "mean_logits"
     """What a prediction averages over its samples."""
     aggregate_body: bool = True
-    """Whether bodies are averaged; otherwise they are private, and only the Gaussians of the classes are shared."""
+    """Whether bodies are averaged; otherwise they are personal, and only the Gaussians of the classes are shared."""
 
     @property
     def adaptation(self) -> Sequence[Adaptation]:
@@ -166,7 +166,7 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
 
     @property
     def onboarding(self) -> Sequence[Adaptation]:
-        """Train a body where bodies are private."""
+        """Train a body where bodies are personal."""
         if self.aggregate_body:
             return []
         return [RoundOfTraining()]
@@ -237,7 +237,7 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
     def onboard(
         self, task: Task, download: Download[ServerState], info: ClientInfo, data: ClientData, key: Key
     ) -> Onboarded:
-        """Take the common model's head; train for a round where bodies are private."""
+        """Take the common model's head; train for a round where bodies are personal."""
         state = self.init_client(task, info, key)
         if self.aggregate_body:
             return Onboarded(state, 0)
@@ -281,7 +281,7 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
         return task._replace(model=self._gaussian_model(task))
 
     def _body(self, shared: ServerState, state: ClientState) -> Params:
-        """Return the body that a client starts from: the server's, or its private one."""
+        """Return the body that a client starts from: the server's, or its personal one."""
         body = shared.body if self.aggregate_body else state.body
         return dict(body)
 

@@ -182,7 +182,7 @@ class FedLDA(Algorithm[ServerState, ClientState | tuple[()], Personal]):
             return []
         return [
             "with shrinkage 0, there is no classifier once the covariance is not positive definite. What a client then "
-            "sends is not finite, and is left out; the run stops if that is so for everybody."
+            "sends is not finite, and is left out; the run stops if that is so for every client."
         ]
 
     def messages(self, task: Task) -> Messages:

@@ -12,7 +12,7 @@ which the server sees of every single client. Without ``combine_heads`` these tw
 
 Deviations:
 * Class means are weighted by their counts, as in the paper's code. mu^c is the client's own m_c if no client has sent
-  one yet, and is kept if nobody in a cohort has the class. In the first round nothing is aligned.
+  one yet, and is kept if no client of a cohort has the class. In the first round nothing is aligned.
 * The paper's code prints two accuracies of a round: before local training, which is ``personalized`` of the round
   before here (the new body and the combined head), and after it, which is ``local``. They can differ by many points:
   see "FedPAC's points" in docs/comparison.md.

@@ -113,7 +113,7 @@ class FedProto(Algorithm[ServerState, Params, Personal]):
     """What predicts: the nearest prototype, or the model's own head."""
 
     def warnings(self, task: Task) -> list[str]:
-        """Warn where nobody learns from others."""
+        """Warn where no client learns from others."""
         if self.penalty:
             return []
         if self.prediction == "head":

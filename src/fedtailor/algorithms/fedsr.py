@@ -6,7 +6,7 @@ With a Gaussian N(r_mu, r_s^2) for every class and a number C, all of them train
 
     L = CE(h(z), y) + a_L2R E ||z|| + a_CMI mean_x KL( N(C mu, (C s)^2) || N(r_mu[y], r_s[y]^2) ).
 
-With ``finetune_epochs`` = 0 it is FedSR: everybody predicts with the global model, so ``personalized`` equals
+With ``finetune_epochs`` = 0 it is FedSR: every client predicts with the global model, so ``personalized`` equals
 ``global``. FedSR-FT, which Zhang et al. 2023 (FedCR) compare with, tunes the head on the client's data for 10 epochs.
 
 The Gaussian layer (d -> 2V) and the head (V -> classes) belong to the algorithm. They go on top of the body of the

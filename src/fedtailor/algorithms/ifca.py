@@ -17,7 +17,7 @@ Deviations:
   number is never chosen before one whose loss is.
 * The models are initialized independently, the first one as in all methods; equal ones would remain one cluster for
   ever. The clusters depend on the initialization. The paper restarts several times; here other seeds do that.
-* A cluster that nobody chose keeps its model.
+* A cluster that no client chose keeps its model.
 * Two variants of the paper are left out: averaging of gradients, and layers shared by all clusters.
 """
 

@@ -5,7 +5,7 @@ with local and global representations", arXiv:2001.01523, Algorithm 1. Client i 
 global model on top of it together. The server averages the global part with weights n_i.
 
 Messages: down ``shared`` (the last ``shared_layers`` layers); up ``shared`` (weight n_i). Layers below are client state
-and never sent. Buffers of batch normalization go with their layer: averaged if it is shared, else private. A personal
+and never sent. Buffers of batch normalization go with their layer: averaged if it is shared, else personal. A personal
 model is the client's own lower layers under the new shared ones.
 
 Deviations:

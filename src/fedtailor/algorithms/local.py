@@ -63,7 +63,7 @@ class Local(Algorithm[tuple[()], Params, Params]):
         return ()
 
     def broadcast(self, server: tuple[()], cohort: Cohort) -> Broadcast | tuple[()]:
-        """Tell new clients, and nobody else, how many rounds the others trained."""
+        """Tell new clients, and no others, how many rounds the others trained."""
         if cohort.new:
             return Broadcast(torch.tensor(cohort.rounds_trained))
         return ()

@@ -15,7 +15,7 @@ Deviations (P: paper; U: the unofficial port of github.com/AllenBeau/pFedBayes):
 * The likelihood is scaled to all n_i examples, and clients weigh the same. U does otherwise, with 5 steps of q a batch.
 * Means start at the common initialization (P: normal); clients, new ones too, start at p. The mean of q predicts, or
   that of p.
-* P trains everybody and averages some (``federation.train`` = "all"). A client keeps its own buffers; means are sent.
+* P trains all clients and averages some (``federation.train`` = "all"). A client keeps its own buffers; means are sent.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ the server averages with weights n_i / n. At test time a client uses phi_g, its 
 gradient step.
 
 Messages: down and up ``body`` (phi), ``means`` (mu, classes x d), ``covariance`` (Sigma, d x d, packed); up, all three
-with the weight n_i. Everybody computes the linear head, so it is never sent.
+with the weight n_i. Every client computes the linear head, so it is never sent.
 
 Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P):
 * Ridge of Sigma_hat: C adds 1e-4 to every entry and a full identity, P a small multiple of the identity
@@ -20,8 +20,8 @@ Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P
 * beta: ``single`` as in P and its main tables (the default of C is ``multi``). Both describe variants of L-BFGS. We
   search the multiples of 2^-12 from a coarse grid down, with one matrix decomposition per fold, and take the smallest
   beta of a tie.
-* The prior pi_i is that of C: class frequencies with 1e-4 added to each (P: frequencies). A class of which a client has
-  merely seen no example yet is then all but ruled out, which costs much if the client has a handful of examples.
+* The prior pi_i is that of C: class frequencies with 1e-4 added to each (P: frequencies). A class of
+  which a client has no example yet is then nearly impossible, which costs much if the client has few examples.
   ``prior`` offers two estimates of our own. The weight of ``blend`` is found by leaving out one example at a time, from
   class counts alone: the folds of beta cannot find it, since every class that is judged is also in the other half.
 * Initial means are uniform in [0, 1], as in C. P says spherical Gaussian, which suits rectified features worse.

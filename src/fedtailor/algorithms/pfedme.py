@@ -18,7 +18,7 @@ In some implementations w_i or the next broadcast overwrites theta, or theta is 
 Deviations:
 * A round of the paper has 20 batches. Here ``[training]`` sets them: 5 epochs unless it says ``steps = 20``. Its rate,
   momentum, decay, clipping and Adam are not used, as in the paper; the released code decays theta by 0.001.
-* The cohort alone trains (released code: everybody, for the same w). The solve for ``personalized`` is ours.
+* The cohort alone trains (released code: all clients, for the same w). The solve for ``personalized`` is ours.
 * Buffers of batch normalization follow the passes of theta and are neither held near w nor mixed: the server takes
   their mean.
 """

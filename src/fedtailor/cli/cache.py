@@ -15,7 +15,7 @@ cache_app = make_app()
 
 @cache_app.callback(invoke_without_command=True, add_help_option=False)
 def _root(context: typer.Context, help_: Help = False) -> None:
-    """Data that is kept to save time: list it, or delete it."""
+    """List or delete decoded data."""
     show_help(context, help_)
 
 

@@ -82,7 +82,7 @@ def show(
     cell = expand(load_paper(paper), table, column, method, seed)
     missing_parts = missing(cell, dataset_states(data_dir))
     if json:
-        record = _place(cell)
+        record = cell.place()
         record["config"] = cell.values
         record["inferred"] = list(cell.inferred)
         record["missing"] = missing_parts
@@ -137,7 +137,7 @@ def run(
 ) -> None:
     """Run the cells of a table, or of a plan, that have no record yet, and write a record for each.
 
-    It can be stopped at any time: the same command goes on with the first run that has no record.
+    It can be stopped at any time: the same command continues with the first run that has no record.
     """
     from fedtailor.cli.show.experiments import show_agenda, show_outcome
 
@@ -148,7 +148,7 @@ def run(
     agenda = _Agenda(_results_folder(results), data_dir, max_minutes, is_trial=rounds is not None)
     chosen = _runs_of_plan(plan) if plan else _runs_of_table(paper, table, column, method, seed or 0)
     if dry_run:
-        listed = [{**_place(cell), **state} for cell, state in zip(chosen, agenda.states(chosen), strict=True)]
+        listed = [{**cell.place(), **state} for cell, state in zip(chosen, agenda.states(chosen), strict=True)]
         if json:
             print_json({"runs": listed})
         else:
@@ -305,17 +305,6 @@ def _results_folder(given: str) -> Path:
     return Path(given or DEFAULT_FOLDER)
 
 
-def _place(cell: Cell) -> dict[str, Any]:
-    """Return which cell it is."""
-    return {
-        "paper": cell.paper.name,
-        "table": cell.table,
-        "column": cell.column,
-        "method": cell.method,
-        "seed": cell.seed,
-    }
-
-
 def _describe(paper: Paper, states: dict[str, str], results: str) -> dict[str, Any]:
     """Return what ``list`` says of a paper."""
     from fedtailor.papers.records import read_records, records_of
@@ -431,7 +420,7 @@ def _run_one(
     from fedtailor.papers.records import write_record
 
     cell = left[0]
-    outcome = {**_place(cell), **agenda.states([cell])[0]}
+    outcome = {**cell.place(), **agenda.states([cell])[0]}
     if outcome["state"] != "to run":
         return outcome
 

@@ -24,7 +24,12 @@ class Command(TyperCommand):
         Raises:
             UsageError: an option is given twice, or an argument is one too many.
         """
-        _, surplus, order = self.make_parser(ctx).parse_args(args=list(args))
+        try:
+            _, surplus, order = self.make_parser(ctx).parse_args(args=list(args))
+        except Exception as error:  # the parser's, which does not always know its command
+            if getattr(error, "ctx", ctx) is None:
+                error.ctx = ctx  # type: ignore[attr-defined]
+            raise
         for parameter, count in Counter(order).items():
             if count > 1 and not parameter.multiple and not getattr(parameter, "is_flag", False):
                 option = parameter.opts[0]

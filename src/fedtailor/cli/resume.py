@@ -19,12 +19,11 @@ def resume(
 ) -> None:
     """Resume an interrupted or killed run from its last checkpoint. Results are those of an uninterrupted run."""
     from fedtailor.experiment.config import load_config
-    from fedtailor.experiment.records import holds_run
+    from fedtailor.experiment.records import NO_RUN, holds_run
 
     path = Path(run)
     if not holds_run(path):
-        message = f"'{run}' is not the folder of a run: it holds no experiment.toml."
-        raise ConfigError(message, key="run", allowed="a folder that fedtailor run has made", got=run)
+        raise ConfigError(NO_RUN.format(path=run), key="run", allowed="a folder that fedtailor run has made", got=run)
     settings = load_config(path / "experiment.toml")
 
     from fedtailor.cli.show.progress import make_progress

@@ -143,16 +143,37 @@ def _read_config(path: str, named: dict[str, Any], assignments: Sequence[str]) -
     """Build the configuration from a file, the named options and the assignments; later ones win."""
     from fedtailor.experiment.config import load_config, make_config, parse_value
 
-    if named["seed"] is not None and named["seeds"] is not None:
-        raise UsageError("give --seed or --seeds, not both.", key="seeds")
     refuse_two_data_sets(named["data.dataset"], named["data.path"])
     overrides: list[tuple[str, Any]] = []
     for key, value in named.items():
         if key == "seeds" and value is not None:
-            overrides.append((key, parse_value(f"[{value}]")))
+            overrides.append((key, _read_seeds(value)))
         elif key == "federation.participation" and value:
             overrides.append((key, parse_value(value)))
         elif value is not None and value != "":
             overrides.append((key, value))
     overrides += read_assignments(assignments)
-    return load_config(path, overrides) if path else make_config({}, overrides)
+    if {"seed", "seeds"} <= {key for key, _ in overrides}:
+        raise UsageError("give --seed or --seeds, not both.", key="seeds")
+    settings = load_config(path, overrides) if path else make_config({}, overrides)
+    if settings.data.path:
+        from fedtailor.data.own.layout import refuse_missing
+
+        refuse_missing(settings.data.path)
+    return settings
+
+
+def _read_seeds(text: str) -> list[int]:
+    """Read the value of ``--seeds``.
+
+    Raises:
+        UsageError: it is not a list of different whole numbers.
+    """
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        seeds = []
+    if not seeds or len(set(seeds)) < len(seeds):
+        allowed = "different whole numbers, such as 0,1,2"
+        raise UsageError(f"--seeds must be {allowed}, got '{text}'.", key="--seeds", allowed=allowed, got=text)
+    return seeds

@@ -46,7 +46,7 @@ def command_line(arguments: list[str]) -> Iterator[Ending]:
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning
                 yield ending
-        except BrokenPipeError:  # nobody reads our output any more
+        except BrokenPipeError:  # our output is no longer read
             _drop_output()
             ending.code = 1
         except SystemExit as end:  # rich and the parser raise it when a pipe is closed
@@ -121,7 +121,7 @@ def guarded(folder: str, *, resumable: bool = False) -> Iterator[None]:
         resumable: whether this is the folder of a run.
 
     Raises:
-        Interrupted: it was interrupted; the message says what it left in the folder, and how to go on.
+        Interrupted: it was interrupted; the message says what it left in the folder, and how to resume.
     """
     try:
         yield
@@ -129,7 +129,7 @@ def guarded(folder: str, *, resumable: bool = False) -> Iterator[None]:
         if not Path(folder).exists():
             message = "interrupted before anything was written."
         elif resumable:
-            message = f"interrupted. To go on: fedtailor resume {shlex.quote(folder)}"
+            message = f"interrupted. To resume: fedtailor resume {shlex.quote(folder)}"
         else:
             message = f"interrupted; finished rounds are in '{folder}'."
         raise Interrupted(message, path=folder) from None

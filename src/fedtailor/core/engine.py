@@ -65,8 +65,8 @@ class Engine(Protocol):
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job, in the order of ``jobs``; :class:`Failure` where there is none.
 
-        Whatever a program raises, returns or changes, it ends no other program and bends no other output, as far as
-        one process can prevent that; an interruption of the run (Ctrl-C) is raised.
+        Whatever a program raises, returns or changes, the other programs run and their outputs are the same, as far
+        as one process can ensure that; an interruption of the run (Ctrl-C) is raised.
 
         ``common`` is the same for all clients, ``job.inputs`` differs.
         """

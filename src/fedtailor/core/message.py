@@ -93,7 +93,7 @@ class Reduced(NamedTuple):
     total_weight: Tensor
 
     def or_else(self, old: tree.Tree) -> tree.Tree:
-        """Return the mean, and ``old`` in the rows that nobody sent."""
+        """Return the mean, and ``old`` in the rows that no client sent."""
 
         def choose(new: Tensor, kept: Tensor) -> Tensor:
             sent = spread(self.total_weight, new) > 0
@@ -242,7 +242,7 @@ def _problem_with_leaf(name: str, path: str, leaf: Tensor, shape: tuple[int, ...
         if max(-float(least), float(most)) > LARGEST_VALUE:
             return Problem("range", name, f"{which} has values beyond {LARGEST_VALUE:g}")
     if field.kind == "counts" and not bool(((leaf >= 0) & (leaf == leaf.round())).all()):
-        return Problem("range", name, f"{which} has values that are no counts")
+        return Problem("range", name, f"{which} has values that are not counts")
     if field.kind == "covariance" and not _are_covariances(leaf):
         return Problem("covariance", name, f"{which} is not a symmetric positive semi-definite matrix")
     return None

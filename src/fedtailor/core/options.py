@@ -140,7 +140,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 _KINDS = {float: "a number", int: "a whole number", bool: "true or false", str: "text", dict: "a section with keys"}
-_ITEMS = {float: "numbers", int: "whole numbers", str: "texts"}
+_ITEMS = {float: "numbers", int: "whole numbers", str: "text values"}
 
 
 def _describe(kind: Any) -> str:
@@ -193,7 +193,7 @@ def check_names(names: Iterable[str], known: Sequence[str], *, section: str) -> 
         if name not in known:
             raise ConfigError(
                 f"unknown option '{section}.{name}'{did_you_mean(name, known) or '.'} "
-                f"Known in [{section}]: {', '.join(known)}.",
+                f"Options of {section}: {', '.join(known)}.",
                 key=f"{section}.{name}",
                 allowed=list(known),
                 got=name,

@@ -40,8 +40,11 @@ def cut(value: Any, count: int) -> Any:
 
 def holds_examples(value: Any) -> bool:
     """Return whether any part is marked."""
-    children = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else ()
-    return isinstance(value, PerExample) or any(holds_examples(child) for child in children)
+    if isinstance(value, PerExample):
+        return True
+    if isinstance(value, Mapping):
+        return any(holds_examples(child) for child in value.values())
+    return isinstance(value, tuple) and any(holds_examples(child) for child in value)
 
 
 def _map_marked(function: Callable[[Tensor], Tensor], value: Any) -> Any:

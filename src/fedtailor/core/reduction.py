@@ -1,4 +1,4 @@
-"""The order in which numbers of clients are added: a binary tree over client ids, the same for ever.
+"""The order in which numbers of clients are added: a fixed binary tree over client ids.
 
 The ids 0, 1, 2, ... are the leaves of a binary tree. Its lowest nodes add clients 0 and 1, 2 and 3, and so on; the
 nodes above them add their sums in pairs, up to the root. A client that is absent is skipped, and so is a node without

@@ -221,7 +221,7 @@ def left_out_by_krum(
     scores = dict(zip(ids, nearest.sum(1).sqrt().tolist(), strict=True))
     typical = _middle(list(scores.values()))
     relative = {client: float(f"{score / typical if typical > 0 else score:.9g}") for client, score in scores.items()}
-    # rounded, so that equal uploads have equal scores whoever else took part; of these the lower ids stay
+    # rounded, so that equal uploads have equal scores whichever others took part; of these the lower ids stay
     farthest = sorted(ids, key=lambda client: (relative[client], client))[len(ids) - num_left_out :]
     return {client: relative[client] for client in sorted(farthest)}
 

@@ -131,7 +131,7 @@ class Schedule:
                 got=drawn,
             )
 
-    def due(self, round: int, every: int) -> bool:
+    def evaluation_is_due(self, round: int, every: int) -> bool:
         """Return whether an evaluation is due after a round."""
         return round == self.rounds or (every > 0 and round % every == 0)
 

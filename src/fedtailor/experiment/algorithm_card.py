@@ -42,7 +42,7 @@ def describe_algorithm(name: str, entry: Entry, task: Task) -> dict[str, Any]:
         "kept_by_clients": kept(algorithm, task),
         "bytes_down": download_bytes(messages),
         "bytes_up": most_bytes_up(messages, task),
-        "judged_at": algorithm.primary_evaluation,
+        "primary_evaluation": algorithm.primary_evaluation,
         "adaptation": describe(algorithm.adaptation),
         "onboarding": describe(algorithm.onboarding),
         "who_trains": algorithm.trains,

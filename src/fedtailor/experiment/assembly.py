@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine
-from fedtailor.core.errors import match_name, unknown_name
+from fedtailor.core.errors import ConfigError, did_you_mean, match_name
 from fedtailor.core.federation import Federation
 from fedtailor.core.task import Task, Training
 from fedtailor.data.build import DividedData, build
@@ -42,7 +42,7 @@ class PreparedRun(NamedTuple):
 
     @property
     def engine(self) -> Engine:
-        """The engine that runs the clients' programs. Whoever assembled the run closes it."""
+        """The engine that runs the clients' programs. Who assembled the run closes it."""
         return self.choice.engine
 
 
@@ -136,7 +136,10 @@ def make_algorithm(config: Config) -> Algorithm[Any, Any, Any]:
     shared = [field.name for field in dataclasses.fields(Training)]
     for name in section.options:
         if name not in own and name not in shared:
-            raise unknown_name(f"option of {section.name}", name, [*own, *shared], key=f"algorithm.{name}")
+            known = sorted(["name", "preset", *own, *shared])
+            hint = did_you_mean(name, known) or "."
+            message = f"unknown option '{name}' of {section.name}{hint} Known: {', '.join(known)}."
+            raise ConfigError(message, key=f"algorithm.{name}", allowed=known, got=name)
     of_training = {name: value for name, value in section.options.items() if name in shared and name not in own}
     values = {name: value for name, value in section.options.items() if name in own}
     training = dataclasses.replace(config.training, **as_options(Training, of_training, section="algorithm"))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedtailor.algorithms import TABLE as ALGORITHMS
+from fedtailor.algorithms import ALGORITHMS
 from fedtailor.core.errors import find_name
 from fedtailor.data import PARTITIONS
 from fedtailor.data.datasets.known import DATASETS
 from fedtailor.models import MODELS, build_model
-from fedtailor.simulation.engines import TABLE as ENGINES
+from fedtailor.simulation.engines import ENGINES
 
 NUM_CLASSES = 10
 """Of the model whose bytes are counted."""

@@ -1,8 +1,8 @@
 """The configuration of an experiment: frozen dataclasses, read from TOML and written back to it.
 
 Reading is strict: an unknown section or key, a wrong type or a value out of range is an error that names the key,
-what is allowed, what was given, and the nearest valid name. All keys but the options of an algorithm and of a model
-are checked without torch, so that a mistake is told at once.
+what is allowed, what was given, and the nearest valid name. All keys and names but the options of an algorithm and of a
+model are checked without torch, so that a mistake is told at once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 import tomli_w
 
-from fedtailor.algorithms import TABLE, load_algorithm
-from fedtailor.core.errors import ConfigError, DataError, did_you_mean, match_name
+from fedtailor.algorithms import ALGORITHMS, load_algorithm
+from fedtailor.core.errors import ConfigError, DataError, did_you_mean, find_name, match_name
 from fedtailor.core.options import Range, build, check_options, check_value, show
 from fedtailor.core.reading import read_toml
 from fedtailor.core.schedule import SCHEDULE_KEYS, Schedule, read_schedule
@@ -43,8 +43,10 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         check_options(self, owner="model")
-        object.__setattr__(self, "name", match_name(self.name, MODELS) or self.name)
-        object.__setattr__(self, "others", tuple(match_name(other, MODELS) or other for other in self.others))
+        if self.name:
+            object.__setattr__(self, "name", _find_name_or_target("model", self.name, MODELS, key="model.name"))
+        others = tuple(_find_name_or_target("model", other, MODELS, key="model.others") for other in self.others)
+        object.__setattr__(self, "others", others)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class AlgorithmOptions:
 
     def __post_init__(self) -> None:
         check_options(self, owner="algorithm")
-        object.__setattr__(self, "name", match_name(self.name, TABLE) or self.name)
+        object.__setattr__(self, "name", _find_name_or_target("algorithm", self.name, ALGORITHMS, key="algorithm.name"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +141,7 @@ def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] 
         >>> config.data.clients, config.training.batch_size
         (10, 50)
     """
+    _check_type(values)
     values = {name: dict(item) if isinstance(item, Mapping) else item for name, item in values.items()}
     for key, value in overrides:
         _put(values, key, value)
@@ -163,6 +166,18 @@ def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] 
     )
 
 
+def _check_type(values: object) -> None:
+    """Check that the values of a configuration are a mapping.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    if not isinstance(values, Mapping):
+        got = show(values) if isinstance(values, str | Path) else f"an object of {type(values).__name__}"
+        message = f"make_config needs sections and their options, such as {{'training': {{'lr': 0.1}}}}, got {got}."
+        raise ConfigError(f"{message} load_config reads a file.", key="config", got=got)
+
+
 def parse_assignment(text: str) -> tuple[str, Any]:
     """Read ``section.key=value``. The value is in the syntax of TOML; anything else is text.
 
@@ -172,12 +187,13 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     Raises:
         ConfigError: there is no ``=``, or no key before it.
     """
-    key, equals, value = (part.strip() for part in text.partition("="))
+    before, equals, after = text.partition("=")
+    key = before.strip()
     if not equals or not key:
         raise ConfigError(
             f"an assignment must be section.key=value, got '{text}'.", key="set", allowed="section.key=value", got=text
         )
-    return key, parse_value(value)
+    return key, parse_value(after.strip())
 
 
 def parse_value(text: str) -> Any:
@@ -215,6 +231,15 @@ def as_options(cls: type[Any], values: Mapping[str, Any], *, section: str) -> di
     hints = typing.get_type_hints(cls, include_extras=True)
     tuples = _with_tuples(values)
     return {name: check_value(value, hints[name], key=f"{section}.{name}") for name, value in tuples.items()}
+
+
+def _find_name_or_target(what: str, name: str, known: Iterable[str], *, key: str) -> str:
+    """Return the name of a table that a name stands for; a user's ``package.module:name`` as it is.
+
+    Raises:
+        ConfigError: there is no such name.
+    """
+    return name if ":" in name else find_name(what, name, known, key=key)
 
 
 def _with_tuples(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,7 +284,7 @@ def _hint_of_section(values: Mapping[str, Any], name: str) -> str:
             return f"; did you mean '{section}.{name}'?"
     algorithm = values.get("algorithm", {})
     chosen = algorithm.get("name", AlgorithmOptions.name) if isinstance(algorithm, Mapping) else ""
-    if isinstance(chosen, str) and match_name(chosen, TABLE) and name in load_algorithm(chosen).option_names():
+    if isinstance(chosen, str) and match_name(chosen, ALGORITHMS) and name in load_algorithm(chosen).option_names():
         return f"; did you mean 'algorithm.{name}'?"
     return ""
 

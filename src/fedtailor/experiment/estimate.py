@@ -203,7 +203,7 @@ def _client_rounds(parts: PreparedRun) -> float:
 
 def _times_due(schedule: Schedule, every: int) -> int:
     """Return how often something is evaluated."""
-    return sum(schedule.due(round, every) for round in range(1, schedule.rounds + 1))
+    return sum(schedule.evaluation_is_due(round, every) for round in range(1, schedule.rounds + 1))
 
 
 def _memory(parts: PreparedRun, trial: _Trial) -> dict[str, int]:

@@ -70,8 +70,9 @@ def notes_on_unprotected_fields(algorithm: Algorithm[Any, Any, Any], task: Task,
     if not fields:
         return []
     names = ", ".join(f"'{name}'" for name in fields)
-    verb = "is no mean" if len(fields) == 1 else "are no means"
+    what = "is not a mean" if len(fields) == 1 else "are not means"
+    them = "it" if len(fields) == 1 else "them"
     return [
         f"federation.robust = '{schedule.robust}' protects means over clients. {names} of {type(algorithm).__name__} "
-        f"{verb}, and can still be spoiled by one client; 'krum' looks at whole uploads."
+        f"{what}, so one client can still corrupt {them}; 'krum' looks at whole uploads."
     ]

@@ -21,6 +21,7 @@ import errno
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from fedtailor.core.atomic import (
     write_folder_whole,
     write_whole,
 )
-from fedtailor.core.errors import ConfigError, DataError, RunError, describe_error, one_line
+from fedtailor.core.errors import ConfigError, DataError, RunError, describe_error, did_you_mean, one_line
 from fedtailor.core.process import lives, this_process
 from fedtailor.core.reading import (
     LARGEST_TOML,
@@ -66,6 +67,10 @@ _LAST_MADE = "experiment.toml"
 _MADE_FIRST = frozenset({_RESERVE, "status.json", "provenance.json"})
 """What a folder holds before that."""
 _LARGEST_MODEL = 2**33
+_MOST_CLIENTS = 10
+"""Names of clients in a message."""
+NO_RUN = "'{path}' is not the folder of a run: it holds no experiment.toml."
+"""What is said of any other folder."""
 State = Literal["running", "finished", "failed", "interrupted"]
 Record = Mapping[str, Any]
 
@@ -502,12 +507,29 @@ class Run:
         from fedtailor.experiment.arrays import to_arrays
 
         name = safe_name(str(client))
-        card = read_object(self.path / "models" / f"{name}.json", within=self.path)
+        try:
+            card = read_object(self.path / "models" / f"{name}.json", within=self.path)
+        except UnreadableError as error:
+            if is_missing(error):
+                raise self._no_model_of(client) from error
+            raise
         path = self.path / "models" / f"{name}.safetensors"
         raw = read_file(path, limit=_LARGEST_MODEL, within=self.path)
         if hashlib.sha256(raw).hexdigest() != card.get("sha256"):
             raise DataError(f"'{path}' is damaged: its SHA-256 does not match its card.", path=str(path))
         return to_arrays(raw, path), card
+
+    def _no_model_of(self, client: str | int) -> DataError:
+        """Return the error for a client that has no model; it lists those that have one."""
+        names = sorted((file.stem for file in (self.path / "models").glob("*.json")), key=_in_reading_order)
+        message = f"'{self.path}' holds no models: they are written after the last round."
+        if names:
+            known = ", ".join(names[:_MOST_CLIENTS])
+            if len(names) > _MOST_CLIENTS:
+                known += f" and {len(names) - _MOST_CLIENTS} more"
+            hint = "." if str(client).isdecimal() else did_you_mean(str(client), names) or "."
+            message = f"'{self.path}' holds no model of client {client!r:.80}{hint} It holds those of {known}."
+        return DataError(message, key="client", path=str(self.path), allowed=names, got=str(client))
 
     def _run_of(self, seed: int | None) -> Run:
         """Return the run of one of several seeds.
@@ -557,7 +579,13 @@ def _read_one(path: Path) -> Run:
     """Read a run folder without those of its seeds."""
     provenance = RunFolder(path).provenance()  # first, for a folder of a newer version
     config_file = path / _LAST_MADE
-    config = parse_toml(read_file(config_file, limit=LARGEST_TOML, within=path), config_file)
+    try:
+        text = read_file(config_file, limit=LARGEST_TOML, within=path)
+    except UnreadableError as error:
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            raise DataError(NO_RUN.format(path=path), path=str(path)) from error
+        raise
+    config = parse_toml(text, config_file)
     rounds = _read_records(path, "rounds.jsonl", needed="round")
     done = {record["round"] for record in rounds}
     events = _read_records(path, "events.jsonl")
@@ -629,6 +657,11 @@ def _seeds_of(run: Run) -> list[int]:
     if not isinstance(seeds, list) or any(type(seed) is not int for seed in seeds):
         raise damaged(run.path / _LAST_MADE, "seeds must be a list of whole numbers")
     return seeds
+
+
+def _in_reading_order(name: str) -> tuple[int, str]:
+    """Return a key that sorts numbers by their value, and names after them."""
+    return (int(name), "") if name.isdecimal() else (sys.maxsize, name)
 
 
 def _is_there(path: Path) -> bool:

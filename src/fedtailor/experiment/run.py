@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import safe_name
-from fedtailor.core.errors import all_done
+from fedtailor.core.errors import ConfigError, all_done
+from fedtailor.core.options import show
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.data.build import split_record
 from fedtailor.experiment import summary
@@ -49,7 +50,7 @@ def run(
 ) -> dict[str, Any]:
     """Run an experiment, once per seed, and return its result: what ``fedtailor run --json`` prints.
 
-    If the folder already holds a run of the same configuration, that run goes on where it ended. If it has finished,
+    If the folder already holds a run of the same configuration, that run is resumed. If it has finished,
     its result is returned. Seeds that it does not have are added to a run of several seeds.
 
     Args:
@@ -68,7 +69,7 @@ def run(
         >>> 0.5 < result["metrics"]["personalized"]["accuracy"]["mean"] <= 1
         True
     """
-    config = config or Config()
+    config = _check_type(config)
     progress = progress or Silence()
     path = Path(out) if out is not None else default_folder(config)
     begun = begun_config(path)
@@ -104,6 +105,21 @@ def run(
             result = {**summary.average(results), "run": str(path), "seeds": list(config.seeds)}
             folder.finish(result)
     return result
+
+
+def _check_type(config: object) -> Config:
+    """Return the configuration of a run, the default one for None.
+
+    Raises:
+        ConfigError: it is of another type.
+    """
+    if config is None:
+        return Config()
+    if isinstance(config, Config):
+        return config
+    got = show(config) if isinstance(config, str | Path | Mapping) else f"an object of {type(config).__name__}"
+    message = f"run needs a configuration, made by make_config(...) or load_config(PATH), got {got}."
+    raise ConfigError(message, key="config", allowed="a Config", got=got)
 
 
 def default_folder(config: Config) -> Path:

@@ -97,7 +97,8 @@ class ResNet18(LinearHeadModel):
         body: dict[str, Shape] = {}
         for convolution, norm, shape in _layers(input_shape[0]):
             body[f"{convolution}.weight"] = shape
-            body[f"{norm}.weight"] = body[f"{norm}.bias"] = (shape[0] // GROUP_SIZE,)
+            body[f"{norm}.weight"] = (shape[0] // GROUP_SIZE,)
+            body[f"{norm}.bias"] = (shape[0] // GROUP_SIZE,)
         super().__init__(body, STAGE_CHANNELS[-1], num_classes)
         self.norm = frozenset(name for name in body if "norm" in name)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fedtailor.algorithms import TABLE, load_algorithm
+from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.data.datasets.known import DATASETS
 from fedtailor.data.options import DataOptions
 from fedtailor.experiment.config import Config, make_config
@@ -59,7 +59,7 @@ def estimate(cell: Cell, records: Iterable[Record]) -> Estimate | None:
         records: of any paper.
     """
     algorithm = cell.values["algorithm"]["name"]
-    if ":" not in algorithm and algorithm not in TABLE:
+    if ":" not in algorithm and algorithm not in ALGORITHMS:
         return None
     finished = [record for record in records if _has_trained(record)]
     same = _known_seconds(record for record in finished if record["digest"] == cell.digest)

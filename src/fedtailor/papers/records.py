@@ -29,11 +29,7 @@ def make_record(cell: Cell, result: Mapping[str, Any], provenance: Mapping[str, 
     kept = {name: value for name, value in result.items() if name not in ("run", "sites")}
     scores = {reading.name: describe(reading, read_score(reading, result)) for reading in cell.readings}
     return {
-        "paper": cell.paper.name,
-        "table": cell.table,
-        "column": cell.column,
-        "method": cell.method,
-        "seed": cell.seed,
+        **cell.place(),
         "digest": cell.digest,
         "scores": scores,
         "result": _shortened(kept),

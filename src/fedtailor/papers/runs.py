@@ -117,7 +117,7 @@ def run_cell(
     Raises:
         ConfigError: an option is wrong, or the folder exists.
         DataError: data is missing or damaged, or cannot be divided as asked.
-        RunError: the run could not go on.
+        RunError: the run could not continue.
     """
     given: list[tuple[str, Any]] = []
     if data_dir:

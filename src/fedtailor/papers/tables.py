@@ -91,6 +91,16 @@ class Cell:
     inferred: tuple[str, ...]
     readings: tuple[Reading, ...]
 
+    def place(self) -> dict[str, Any]:
+        """Return where the run belongs, ready for JSON: paper, table, column, method and seed."""
+        return {
+            "paper": self.paper.name,
+            "table": self.table,
+            "column": self.column,
+            "method": self.method,
+            "seed": self.seed,
+        }
+
     @property
     def digest(self) -> str:
         """SHA-256 of all settings that change a result, except the seed. Cells with equal digests are run once."""
@@ -362,7 +372,7 @@ def missing(cell: Cell, states: Mapping[str, str]) -> list[str]:
         cell: the cell.
         states: of :func:`dataset_states`.
     """
-    from fedtailor.algorithms import TABLE
+    from fedtailor.algorithms import ALGORITHMS
     from fedtailor.models import MODELS
 
     algorithm = cell.values["algorithm"]["name"]
@@ -370,7 +380,7 @@ def missing(cell: Cell, states: Mapping[str, str]) -> list[str]:
     dataset = cell.values.get("data", {}).get("dataset", "digits")
     state = states.get(dataset, "unknown")
     sentences = []
-    if ":" not in algorithm and algorithm not in TABLE:
+    if ":" not in algorithm and algorithm not in ALGORITHMS:
         sentences.append(f"algorithm {algorithm}: not available yet")
     if model and ":" not in model and model not in MODELS:
         sentences.append(f"model {model}: not available yet")

@@ -14,7 +14,7 @@ from fedtailor.core import tree
 from fedtailor.core.engine import Failure
 from fedtailor.core.errors import ClientError, RunError
 from fedtailor.core.message import Problem
-from fedtailor.simulation.report import RoundReport, describe
+from fedtailor.simulation.report import RoundReport, describe, too_few
 
 LARGEST_NUMBER = torch.finfo(torch.float32).max
 """The largest number that is recorded. Sums and means over clients stay finite."""
@@ -78,13 +78,9 @@ def refuse_too_few(report: RoundReport, usable: int, clients: int, needed: int) 
     kinds = ("absent", "failed", "quarantine")
     event = next((event for event in report.events if event["kind"] in kinds), None)
     example = f"; client {event['client']}: {event['reason'].rstrip('.')}" if event else ""
-    noun = "client" if clients == 1 else "clients"
-    if usable == 0:
-        what = f"none of the work of the {clients} {noun} can be used"
-    else:
-        what = f"too little of the work of the {clients} {noun} can be used: that of {usable}, {needed} needed"
-    attempts = f" in {report.attempt + 1} attempts" if report.attempt > 0 else ""
-    raise RunError(f"round {report.round}: {what}{attempts}{example}.", key="local_update")
+    attempts = f"in {report.attempt + 1} attempts, " if report.attempt > 0 else ""
+    what = too_few(usable, clients, needed)
+    raise RunError(f"round {report.round}: {attempts}{what}{example}.", key="local_update")
 
 
 def all_finite(value: tree.Tree) -> bool:

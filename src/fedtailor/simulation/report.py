@@ -124,9 +124,20 @@ def add_problem(report: RoundReport, client: int, problem: Problem) -> None:
         report.events[-1]["field"] = problem.field
 
 
+def too_few(usable: int, clients: int, needed: int) -> str:
+    """Return in words that too few of so many clients did usable work.
+
+    >>> too_few(1, 4, 2), too_few(0, 4, 1)
+    ('only 1 of 4 clients did usable work; 2 are needed', 'none of 4 clients did usable work')
+    """
+    if usable > 0:
+        return f"only {usable} of {clients} clients did usable work; {needed} are needed"
+    return f"none of {clients} clients did usable work" if clients > 1 else "the only client did no usable work"
+
+
 def add_repetition(report: RoundReport, usable: int, clients: int, needed: int) -> None:
     """Note that too few uploads could be used, and count the attempt."""
-    reason = f"the work of {usable} of {clients} clients can be used, {needed} needed: the round is repeated"
+    reason = f"{too_few(usable, clients, needed)}: the round is repeated"
     report.events.append({"kind": "repeated", "round": report.round, **_attempt(report), "reason": reason})
     report.attempt += 1
 

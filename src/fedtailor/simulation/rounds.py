@@ -99,7 +99,7 @@ def federate(
         schedule: how long, who takes part, when models are evaluated.
         seed: of every random number but those of the data.
         resume: the state of an earlier run after one of its rounds; the clients must be as they were then.
-        events: of the rounds of that run which are run again: whoever gave no answer in one of them gives none again.
+        events: of the rounds of that run which are run again: who gave no answer in one of them gives none again.
 
     Raises:
         ConfigError: the schedule or the clients' tasks do not fit the algorithm.
@@ -186,7 +186,7 @@ _ATTEMPTS = 3
 
 Other batches may do better. A model that diverged does not."""
 _MOST_ATTEMPTS = 20
-"""Attempts at a round, whoever was to train in them."""
+"""Attempts at a round, whichever clients were to train in them."""
 
 
 @dataclass
@@ -268,9 +268,9 @@ class _Server:
         clients = self.roster.trainable_clients if self.everybody_trains else report.cohort
         cohort = frozenset(report.cohort)
         request = TrainRequest(
-            evaluate=schedule.due(report.round, schedule.evaluate_every),
+            evaluate=schedule.evaluation_is_due(report.round, schedule.evaluate_every),
             attempt=report.attempt,
-            # otherwise the first upload that can be used is enough, and nobody is left out afterwards
+            # otherwise the first upload that can be used is enough, and no client is left out afterwards
             hold=self.participation.min_clients > 1 or (self.everybody_trains and bool(self.uploaded)),
         )
         report.bytes_down += download_bytes(self.messages) * len(clients)
@@ -418,9 +418,9 @@ class _Server:
     def evaluate(self, report: RoundReport, clients: Clients) -> None:
         """Run the evaluations that are due."""
         schedule = self.schedule
-        if schedule.due(report.round, schedule.evaluate_every):
+        if schedule.evaluation_is_due(report.round, schedule.evaluate_every):
             self._evaluate_global(report, clients)
-        if schedule.due(report.round, schedule.personalized_every):
+        if schedule.evaluation_is_due(report.round, schedule.personalized_every):
             # if validation examples decide, the final models are made when the decision is known
             keep = report.round == schedule.rounds and not schedule.watches_validation
             self._evaluate_personalized(report, clients, keep=keep)
@@ -441,7 +441,7 @@ class _Server:
     def select(self, report: RoundReport) -> bool:
         """Compare the round with the best one so far; return whether the clients are to remember it."""
         schedule = self.schedule
-        if not schedule.watches_validation or not schedule.due(report.round, schedule.personalized_every):
+        if not schedule.watches_validation or not schedule.evaluation_is_due(report.round, schedule.personalized_every):
             return False
         chosen = self.state.selection
         accuracy = validation_accuracy(report)

@@ -302,8 +302,8 @@ def check_buffers(case: Case) -> str | None:
     names = ", ".join(f"'{name}'" for name in models)
     return (
         f"Field {names} of messages: layers of the body are sent without their statistics of batch normalization, such "
-        f"as '{missing[0]}', so that nobody has them. Send all of `task.pick(params, *BODY)` (or `ALL`), or keep the "
-        "statistics in the client state."
+        f"as '{missing[0]}', so that no client has them. Send all of `task.pick(params, *BODY)` (or `ALL`), or keep "
+        "the statistics in the client state."
     )
 
 

@@ -137,6 +137,21 @@ def test_loading_tells_the_first_errors_and_counts_the_rest(folder, make):
     assert "site0/train.npz" in caught.value.message
 
 
+def test_an_error_of_a_single_file_names_it_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Path("x.csv")
+    for text in ("f,label\n1,0.5\n", "f,label\n", "f,f\n1,2\n"):
+        path.write_text(text)
+        with pytest.raises(DataError) as caught:
+            load_own(str(path), DataOptions())
+        assert caught.value.message.count("x.csv") == 1, caught.value.message
+    Path("nope.zip").write_text("")
+    for name in ("nope", "nope.zip"):
+        with pytest.raises(DataError) as caught:
+            load_own(name, DataOptions())
+        assert caught.value.message.count("nope") == 1, caught.value.message
+
+
 def test_an_error_after_many_other_problems_is_still_one(folder, make, monkeypatch):
     make.images(folder)
     for number in range(5):

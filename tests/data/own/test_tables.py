@@ -217,10 +217,14 @@ def test_labels_that_are_fractions_are_an_error_and_numbers_beside_text_a_warnin
     write(tmp_path / "a.csv", [["f", "label"], [1, 1], [2, 0.5]])
     dataset, findings = read(tmp_path)
     assert dataset is None and [(p.kind, p.path) for p in findings.problems] == [("float_label", "a.csv:3")]
-    write(tmp_path / "b.csv", [["f", "label"], [3, "one"]])
+    write(tmp_path / "b.csv", [["f", "label"], [1, 3], [3, -0.1]])
+    _, findings = read(tmp_path)
+    assert findings.problems[0].path == "a.csv:3" and "'0.5'" in findings.problems[0].message, "the first in reading"
+    write(tmp_path / "b.csv", [["f", "label"], [3, "one"], [4, "eight"], [5, "0"]])
     dataset, findings = read(tmp_path)
-    assert dataset is not None and dataset.class_names == ("0.5", "1", "one")
+    assert dataset is not None and dataset.class_names == ("0", "0.5", "1", "eight", "one")
     assert [(p.severity, p.kind) for p in findings.problems] == [("warning", "mixed_labels")]
+    assert "numbers such as '1' and text such as 'one'" in findings.problems[0].message
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Annotations
+from fedtailor.data.partitions._cycle import deal_cycle
 from fedtailor.data.partitions.base import Partition
 from fedtailor.data.partitions.classes import Classes, CyclicClasses
-from fedtailor.data.partitions.cycle import deal_cycle
 
 CIFAR10 = np.repeat(np.arange(10), 6000)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from fedtailor.core.errors import DataError
 from fedtailor.data import PARTITIONS
 from fedtailor.data.dataset import Annotations
+from fedtailor.data.partitions._dealing import hand_out, positions_by_value
 from fedtailor.data.partitions.base import Partition
-from fedtailor.data.partitions.dealing import hand_out, positions_by_value
 from fedtailor.data.partitions.text import parse_partition
 
 

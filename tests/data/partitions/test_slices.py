@@ -8,8 +8,8 @@ from scipy.stats import chisquare
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Annotations
+from fedtailor.data.partitions._blocks import cut_points
 from fedtailor.data.partitions.base import Partition
-from fedtailor.data.partitions.blocks import cut_points
 from fedtailor.data.partitions.slices import LabelSlices, SubclassSlices
 
 CIFAR10 = Annotations(np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000)))

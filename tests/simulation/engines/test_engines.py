@@ -278,8 +278,8 @@ def test_gradients_are_off_or_on_as_the_program_says(engine):
 
 def test_table_options_and_classes_agree():
     names = get_args(get_type_hints(EngineOptions)["name"])
-    assert sorted(names) == sorted(engines.TABLE) == list(engines.TABLE)
-    for name in engines.TABLE:
+    assert sorted(names) == sorted(engines.ENGINES) == list(engines.ENGINES)
+    for name in engines.ENGINES:
         assert build_engine(EngineOptions(name=name)).name == ("workers" if name == "auto" else name)
     assert build_engine(EngineOptions(name="workers", workers=3)).workers == 3
     assert build_engine(EngineOptions(name="processes", workers=3)).workers == 3
@@ -294,9 +294,9 @@ def test_workers_fill_the_physical_cores():
 def test_listing_engines_does_not_import_torch():
     source = Path(engines.__file__).parents[3]
     code = (
-        "import sys; from fedtailor.simulation.engines import TABLE; "
+        "import sys; from fedtailor.simulation.engines import ENGINES; "
         "from fedtailor.simulation.engines.options import EngineOptions; "
-        "EngineOptions(); print(len(TABLE), 'torch' in sys.modules)"
+        "EngineOptions(); print(len(ENGINES), 'torch' in sys.modules)"
     )
     found = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(source)}, capture_output=True, text=True, check=True

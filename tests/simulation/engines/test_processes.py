@@ -149,7 +149,8 @@ def test_a_failing_client_fails_alone(pool):
 def test_an_output_that_cannot_be_sent_is_a_failure(pool):
     outputs = pool.map(programs.unreadable, COMMON, [job(0), job(1), job(2)])
     assert (
-        describe(outputs[1]) == "TypeError: the output holds a value of type function at 'function', which is no tensor"
+        describe(outputs[1])
+        == "TypeError: the output holds a value of type function at 'function', which is not a tensor"
     )
     assert [int(outputs[0]), int(outputs[2])] == [0, 2]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +10,8 @@ from rich.live import Live
 from rich.text import Text
 
 from fedtailor.cli.show.console import printable, say, shortened, table
+from fedtailor.cli.show.progress import Pace
 
-_SECONDS_BETWEEN = 5.0
 _MOST_ROWS = 50
 _MOST_CLASSES = 3
 
@@ -47,7 +46,8 @@ def show_inventory(folder: str, records: Sequence[Mapping[str, Any]]) -> None:
         ]
         for record in records
     ]
-    below = "fetch: fedtailor data fetch NAME. by hand: that command says how. Citation: fedtailor data list NAME."
+    below = "fetch: fedtailor data fetch NAME. by hand: fedtailor data fetch NAME tells you how. "
+    below += "Citation: fedtailor data list NAME."
     synthetic = [record["name"] for record in records if record["tested_on"] == "synthetic"]
     if synthetic:
         below += f" Readers tested on synthetic files only: {', '.join(synthetic)}."
@@ -85,7 +85,10 @@ def show_dataset(folder: str, record: Mapping[str, Any]) -> None:
     }
     if record["fetchable"] and record["elsewhere"]:
         facts["by hand"] = record["elsewhere"]
-    rows = [[what, line] for what, text in facts.items() for line in text.split("\n")]
+    rows = []
+    for what, text in facts.items():
+        first, *others = text.split("\n")
+        rows += [[what, first], *(["", line] for line in others)]
     table(name, ["what", "found"], rows, left=2)
 
 
@@ -102,6 +105,8 @@ def show_fetched(record: Mapping[str, Any]) -> None:
 
 def show_check(record: Mapping[str, Any]) -> None:
     """Print what was found in a user's data: a row per site, then the problems by kind."""
+    from fedtailor.data.own.findings import count_in_words  # imports numpy
+
     rows = []
     for site in record["sites"][:_MOST_ROWS]:
         train = sum(site["train"].values())
@@ -116,8 +121,7 @@ def show_check(record: Mapping[str, Any]) -> None:
         table(title, ["site", "training\nexamples", "test\nexamples", "classes", "problems"], rows, below=below)
     for group in record["problems"]:
         style = {"error": "bold red", "skipped": "yellow"}.get(group["severity"], "")
-        often = "once" if group["count"] == 1 else f"{group['count']:,} times"
-        say(f"{group['severity']}: {group['kind'].replace('_', ' ')}, {often}", style=style)
+        say(f"{group['severity']}: {count_in_words(group['kind'], group['count'])}", style=style)
         for problem in group["first"]:
             say(f"  {problem['path']}: {problem['message']}" if problem["path"] else f"  {problem['message']}")
     for note in record["notes"]:
@@ -174,9 +178,8 @@ class FetchLine:
     def __init__(self) -> None:
         console = Console(stderr=True, highlight=False)
         self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
-        self._said = -_SECONDS_BETWEEN
         self._what = ""
-        self._tenths = 0
+        self._pace = Pace()
 
     def __enter__(self) -> FetchLine:
         if self._live is not None:
@@ -197,19 +200,9 @@ class FetchLine:
             text = f"{what}: {size(done)}"
         if self._live is not None:
             self._live.update(Text(printable(text), no_wrap=True, overflow="ellipsis"))
-        elif self._is_due(what, done, total):
+        elif what != self._what:
+            self._what = what
+            self._pace = Pace()
             say(text)
-
-    def _is_due(self, what: str, done: int, total: int) -> bool:
-        """Return whether to print a line: for a new file, at its end, and at most every few seconds and tenth."""
-        now = time.monotonic()
-        tenths = 10 * done // total if total else 0
-        is_new = what != self._what
-        is_done = total > 0 and done == total
-        is_further = tenths > self._tenths or not total
-        if not (is_new or is_done or (is_further and now - self._said > _SECONDS_BETWEEN)):
-            return False
-        self._said = now
-        self._what = what
-        self._tenths = tenths
-        return True
+        elif self._pace.is_due(done, total):
+            say(text)

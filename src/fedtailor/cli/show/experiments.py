@@ -131,13 +131,12 @@ def show_comparison(tables: Sequence[Mapping[str, Any]]) -> None:
 
 def show_difference(record: Mapping[str, Any]) -> None:
     """Print the difference between two methods: of each seed, and the mean with its intervals."""
-    first, second = (f"{name} ({point})" for name, point in zip(record["methods"], record["points"], strict=True))
+    place = f"{record['paper']}, table {record['table']}, {record['column']}"
+    methods = [f"{name} ({point})" for name, point in zip(record["methods"], record["points"], strict=True)]
     rows = [[f"seed {seed}", _points(value), "", ""] for seed, value in record["by_seed"].items()]
     intervals = [_interval(record[f"interval_over_{what}"]) for what in ("clients", "seeds")]
     rows.append(["mean", _points(record["difference"]), *intervals])
-    title = (
-        f"{record['paper']}, table {record['table']}, {record['column']}: accuracy of {first} minus {second}, in points"
-    )
+    title = f"{place}: accuracy of {' minus '.join(methods)}, in points"
     weights = "weighted by their test examples" if record["figure"] == "pooled" else "all with the same weight"
     below = (
         f"{record['clients']} clients, {weights}. 95 % intervals: over clients, for the models of these seeds; over "
@@ -172,8 +171,8 @@ def _splits(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if shared == {True}:
         return ["Means over seeds: the same split in all."]
     if shared == {False}:
-        return ["Means over seeds: each seed has a split of its own."]
-    return ["Means over seeds: some share a split among the seeds, some do not."]
+        return ["Means over seeds: a different split for each seed."]
+    return ["Means over seeds: the same split in some, a different split for each seed in others."]
 
 
 def _row(row: Mapping[str, Any]) -> list[str]:

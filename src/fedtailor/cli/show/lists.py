@@ -16,14 +16,14 @@ def show_list(kind: str, entries: Sequence[Mapping[str, Any]]) -> None:
 
 def show_algorithms(entries: Sequence[Mapping[str, Any]], model: str) -> None:
     """Print the table of algorithms: what clients send and keep, and the bytes per round and client."""
-    columns = ["name", "description", "clients send", "clients keep", "judged at", "KiB\ndown", "KiB\nup"]
+    columns = ["name", "description", "clients send", "clients keep", "primary\nevaluation", "KiB\ndown", "KiB\nup"]
     rows = [
         [
             entry["name"],
             entry["description"],
             _sent(entry),
             ", ".join(entry["kept_by_clients"]) or "-",
-            entry["judged_at"],
+            entry["primary_evaluation"],
             f"{entry['bytes_down'] / 1024:.0f}",
             f"{entry['bytes_up'] / 1024:.0f}",
         ]
@@ -33,7 +33,7 @@ def show_algorithms(entries: Sequence[Mapping[str, Any]], model: str) -> None:
         f"KiB: at most, per client and round, for the model {model} with 10 classes. "
         "*: the server sees this for every single client, so secure aggregation is not possible; of everything "
         "else it needs only means or sums over clients. "
-        "judged at: the model that the method is about, the server's (global) or each client's (personalized)."
+        "primary evaluation: the model that the method is about, the server's (global) or each client's (personalized)."
     )
     table("Algorithms", columns, rows, left=5, below=below)
 
@@ -59,7 +59,10 @@ def show_report(report: Mapping[str, Any]) -> None:
         ["system", machine["system"]],
         ["processor", f"{machine['processor']}, {_cores(machine)}"],
         ["engine", f"{report['engine']} (chosen by auto for short runs)"],
-        ["keeps freed memory", "yes" if report["keeps_freed_pages"] else "no"],
+        [
+            "freed memory",
+            "kept for the next step" if report["keeps_freed_pages"] else "returned to the system (slower)",
+        ],
     ]
     if report["data_folder"] == report["cache_folder"]:
         rows.append(["data and cache folder", report["data_folder"]])
@@ -67,9 +70,9 @@ def show_report(report: Mapping[str, Any]) -> None:
         rows += [["data folder", report["data_folder"]], ["cache folder", report["cache_folder"]]]
     for state, label in (
         ("included", "data sets that need no files"),
-        ("present", "data sets that are there"),
+        ("present", "present data sets"),
         ("partial", "data sets with missing files"),
-        ("absent", "data sets that are not there"),
+        ("absent", "missing data sets"),
     ):
         names = [name for name, found in report["datasets"].items() if found == state]
         if names:

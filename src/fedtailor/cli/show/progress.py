@@ -14,19 +14,47 @@ from fedtailor.cli.show.console import duration, percent, printable, say
 
 _MOST_LINES = 10
 _MOST_NOTES = 8
-_SECONDS_BETWEEN = 5
+_SECONDS_BETWEEN = 5.0
+
+
+class Pace:
+    """Whether a line about long work is due: at the end, and at most every few seconds and every tenth."""
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+        self._tenths = 0
+
+    def is_due(self, done: int, total: int) -> bool:
+        """Return whether to print a line when so much is done.
+
+        Args:
+            done: what is done.
+            total: of how much; 0: it is not known.
+        """
+        now = time.monotonic()
+        tenths = 10 * done // total if total else 0
+        is_done = total > 0 and done == total
+        is_further = tenths > self._tenths or not total
+        if not is_done and not (is_further and now - self._said > _SECONDS_BETWEEN):
+            return False
+        self._said = now
+        self._tenths = tenths
+        return True
 
 
 class PlainProgress:
-    """About ten lines in all, for logs and pipes: the first round, then rounds at equal distances to the last one."""
+    """About ten lines in all, for logs and pipes: the first round, then rounds at equal distances to the last one.
+
+    The distances are those of all rounds of all runs. Up to ten runs have a line at the end of each.
+    """
 
     def __init__(self, runs: int = 1) -> None:
         """Start the progress of ``runs`` runs, such as one per seed; they share the lines."""
-        self._lines_per_run = max(1, _MOST_LINES // runs)
+        self._runs = runs
+        self._lines = _MOST_LINES // runs * runs or _MOST_LINES
+        self._runs_before = -1
         self._notes = 0
-        self._said = time.monotonic()
-        self._tenths = 0
-        self._is_first_run = True
+        self._pace = Pace()
         self._title = ""
         self._rounds = 0
         self._done_before = 0
@@ -36,6 +64,7 @@ class PlainProgress:
 
     def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
         """Start a run of one seed, of which ``done`` rounds were done before."""
+        self._runs_before += 1
         self._title = title
         self._rounds = num_rounds
         self._done_before = done
@@ -49,31 +78,29 @@ class PlainProgress:
         if measured:
             self._measured = measured
             self._measured_at = done
-        is_first = done == self._done_before + 1 and self._is_first_run
+        is_first = done == self._done_before + 1 and self._runs_before == 0
         if is_first or self._part(done) > self._part(done - 1):
             if self._measured and self._measured_at < done:
                 self._measured[0] = f"at round {self._measured_at}: {self._measured[0]}"
             self.line(", ".join([self.describe(done), *self._measured]))
             self._measured = []
-        if done == self._rounds:
-            self._is_first_run = False
 
     def _part(self, done: int) -> int:
-        """Return how many of the lines of a run are due after a round."""
-        return done * self._lines_per_run // self._rounds
+        """Return how many of all lines are due after a round."""
+        done_in_all = self._runs_before * self._rounds + done
+        return done_in_all * self._lines // (self._runs * self._rounds)
 
     def describe(self, done: int) -> str:
-        """Return the number of a round, and the time that is left."""
+        """Return the number of a round, and the time that is left of its run."""
+        place = f"{self._title}: round {done}/{self._rounds}"
+        if done == self._rounds:
+            return place
         left = (time.monotonic() - self._start) / (done - self._done_before) * (self._rounds - done)
-        return f"{self._title}: round {done}/{self._rounds}, {duration(left)} left"
+        return f"{place}, {duration(left)} left"
 
     def prepare(self, done: int, total: int) -> None:
         """Print how many images have been corrupted: at most every few seconds and every tenth."""
-        now = time.monotonic()
-        tenths = 10 * done // total
-        if done == total or (tenths > self._tenths and now - self._said > _SECONDS_BETWEEN):
-            self._said = now
-            self._tenths = tenths
+        if self._pace.is_due(done, total):
             self.line(f"corrupted images: {done:,} of {total:,}")
 
     def note(self, text: str) -> None:

@@ -33,7 +33,7 @@ def _which_seeds(result: Mapping[str, Any]) -> str:
     seeds = result["seeds"]
     if len(seeds) == 1:
         return f"seed {seeds[0]}"
-    splits = "the same split in all" if result["shared_split"] else "each with a split of its own"
+    splits = "the same split in all" if result["shared_split"] else "a different split for each seed"
     return f"mean of {len(seeds)} seeds ± standard error, {splits}"
 
 
@@ -52,6 +52,7 @@ def _explanation(result: Mapping[str, Any]) -> str:
         sentences.append(f"New clients: {'no training' if words == 'none' else words}.")
     if any(_has_few_examples(each) for each in (*metrics.values(), *new_clients.values())):
         sentences.append("In brackets: 95 % interval (Wilson) of an accuracy from few test examples.")
+    sentences.append("ECE: expected calibration error in %, the gap between confidence and accuracy.")
     return " ".join(sentences)
 
 
@@ -73,7 +74,7 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
         [shortened(name), f"{site['num_train']:,}", f"{site['num_test']:,}", *_site_accuracy(site)]
         for name, site in sites.items()
     ]
-    below = "interval: 95 % Wilson interval for the accuracy on more such test examples."
+    below = "interval: 95 % interval (Wilson) of the site's accuracy, from its number of test examples."
     if len(rows) > _MOST_SITES:
         below = f"and {len(rows) - _MOST_SITES:,} more, in clients.jsonl. {below}"
     columns = ["site", "training\nexamples", "test\nexamples", "accuracy", "95 %\ninterval"]

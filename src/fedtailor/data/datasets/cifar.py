@@ -142,7 +142,9 @@ def _load(cifar: _Cifar, folder: Path) -> Dataset:
         labels.append(
             [check_labels(each, len(kind.names), where=str(path)) for kind, each in zip(kinds, numbers, strict=True)]
         )
-    y, *subclasses = (np.concatenate(each) for each in zip(*labels, strict=True))
+    joined = [np.concatenate(each) for each in zip(*labels, strict=True)]
+    y = joined[0]
+    subclasses = joined[1:]
     tested_on: Literal["original", "synthetic"] = "original" if layout is cifar.python else "synthetic"
     return Dataset(
         name=cifar.name,

@@ -125,7 +125,9 @@ def _writers_of(path: Path, content: Any) -> Iterator[tuple[str, int, Any]]:
     if not isinstance(content, dict) or not all(key in content for key in _KEYS):
         got = f"the keys {sorted(content)!s:.200}" if isinstance(content, dict) else type(content).__name__
         raise files.damaged(path, f"an object with {', '.join(_KEYS)}", got)
-    users, counts, entries = (content[key] for key in _KEYS)
+    users = content["users"]
+    counts = content["num_samples"]
+    entries = content["user_data"]
     if not isinstance(users, list) or not all(map(_is_name, users)) or len(set(users)) != len(users):
         raise files.damaged(path, f"'users' to be different names of at most {_MAX_NAME} characters", f"{users!r:.200}")
     if not isinstance(counts, list) or len(counts) != len(users):

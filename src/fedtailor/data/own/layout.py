@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from fedtailor.core.errors import DataError
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.duplicates import Occurrence
 from fedtailor.data.own.findings import Findings, counted, show
@@ -34,6 +35,8 @@ LAYOUTS = (
 
 TABLES = (".csv", ".parquet", ".pq")
 
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""``package.module:function``."""
 _PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 _VALIDATION = {"val", "valid", "validation", "dev"}
 _TOO_FRESH = 2.0  # seconds in which a file can change again without a trace in its times
@@ -100,10 +103,10 @@ def recognize(path: str, findings: Findings) -> Layout | None:
         _refuse(
             findings, "unknown_layout", f"{show(path)} is a file, but not a .csv or .parquet file; unpack archives."
         )
-    elif re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", path):
+    elif _TARGET.fullmatch(path):
         layout = Layout(kind="target", words=LAYOUTS[7], name=_set_name(path.replace(":", ".")), target=path)
     else:
-        _refuse(findings, "not_found", f"There is no folder or file {show(path)}.")
+        _refuse(findings, "not_found", _nothing_at(path))
     if layout is not None:
         findings.layout = layout.words
     if layout is None or not layout.sites:  # the top folders were those of classes
@@ -111,8 +114,27 @@ def recognize(path: str, findings: Findings) -> Layout | None:
     return layout
 
 
+def refuse_missing(path: str) -> None:
+    """Check that there is something at a path, or that it names a function.
+
+    Raises:
+        DataError: there is nothing.
+    """
+    if not os.path.exists(os.path.expanduser(path)) and not _TARGET.fullmatch(path):
+        message = _with_layouts(_nothing_at(path))
+        raise DataError(safe_name(message), key="data.path", path=safe_name(path), got="not_found")
+
+
+def _nothing_at(path: str) -> str:
+    return f"There is no folder or file {show(path)}."
+
+
+def _with_layouts(message: str) -> str:
+    return f"{message} Supported layouts: {', '.join(LAYOUTS)}."
+
+
 def _refuse(findings: Findings, kind: str, message: str) -> None:
-    findings.add("error", kind, "", "", f"{message} Supported layouts: {', '.join(LAYOUTS)}.")
+    findings.add("error", kind, "", "", _with_layouts(message))
 
 
 def _of_folder(tree: Tree, findings: Findings) -> Layout | None:

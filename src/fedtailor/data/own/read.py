@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections import Counter
 
 import numpy as np
@@ -222,8 +223,12 @@ def _as_error(path: str, findings: Findings) -> DataError:
     sentences = [_sentence(problem) for problem in shown]
     if sum(kinds.values()) > len(shown):
         sentences.append(f"All errors: {_count_kinds(findings, 'error')}.")
+    message = " ".join(sentences)
+    place = os.path.expanduser(path)
+    quotes_the_path = not kinds.keys().isdisjoint({"not_found", "unknown_layout"})
+    names_the_path = not os.path.isdir(place) and (quotes_the_path or safe_name(os.path.basename(place)) in message)
     return DataError(
-        f"{safe_name(path)}: {' '.join(sentences)}",
+        message if names_the_path else f"{safe_name(path)}: {message}",
         key="data.path",
         path=safe_name(path),
         got=next(iter(kinds)),

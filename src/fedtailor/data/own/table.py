@@ -105,8 +105,8 @@ def check_table(place: Place, columns: Columns, cells: Cells) -> Table | None:
     """Return the table if every cell can be used; else None, with the problems added, one per column and kind."""
     usable = True
     for column, (count, line, text) in cells.texts.items():
-        wrong_cells = counted(count, "cell does", "cells do")
-        message = f"Column {show(column)} must hold numbers: {wrong_cells} not, the first is {show(text)}."
+        wrong_cells = counted(count, "cell has", "cells have")
+        message = f"Column {show(column)} must hold numbers: {wrong_cells} another value, first {show(text)}."
         place.error("not_a_number", message, line)
         usable = False
     names = columns.feature_names
@@ -148,8 +148,8 @@ def _check_split(place: Place, splits: Sequence[str], lines: Sequence[int]) -> n
     wrong = [row for row, split in enumerate(splits) if split.lower() not in PARTS]
     if wrong:
         got = show(splits[wrong[0]])
-        rows = counted(len(wrong), "row does", "rows do")
-        message = f"Column '{SPLIT}' must say train or test: {rows} not, the first says {got}."
+        rows = counted(len(wrong), "row has", "rows have")
+        message = f"Column '{SPLIT}' must say train or test: {rows} another value, first {got}."
         place.error("wrong_split", message, lines[wrong[0]])
         return None
     return np.array([split.lower() == "test" for split in splits], dtype=bool)

@@ -215,10 +215,10 @@ def name_classes(
     numbers in their order. Otherwise the classes are the labels as text, sorted, with a warning if some are numbers.
     Names are made safe to print.
     """
-    texts = {label for table in tables for label in table.cells.labels}
+    texts = list(dict.fromkeys(label for table in tables for label in table.cells.labels))  # in the order of reading
     numbers = {text: _number(text) for text in texts}
     if None not in numbers.values():
-        fraction = next((text for text in sorted(texts) if not isinstance(numbers[text], int)), None)
+        fraction = next((text for text in texts if not isinstance(numbers[text], int)), None)
         if fraction is not None:
             _refuse_fraction(tables, label_column, fraction)
             return None
@@ -263,9 +263,9 @@ def _number(text: str) -> int | float | None:
 
 def _warn_of_numbers(numbers: Mapping[str, int | float | None], label_column: str, findings: Findings) -> None:
     """Warn if some labels are numbers and others are text: sites may write the same classes differently."""
-    number = next((text for text in sorted(numbers) if numbers[text] is not None), None)
+    number = next((text for text, value in numbers.items() if value is not None), None)
     if number is not None:
-        other = next(text for text in sorted(numbers) if numbers[text] is None)
+        other = next(text for text, value in numbers.items() if value is None)
         message = f"Column {show(label_column)} holds numbers such as {show(number)} and text such as {show(other)}."
         findings.add("warning", "mixed_labels", "", "", f"{message} Each is a separate class.")
 

@@ -103,7 +103,9 @@ def _blocks(place: Place, value: Any) -> list[Block]:
 def _block(place: Place, part: Literal["train", "test"], pair: Any) -> Block | None:
     """Return x and y as arrays, or None with the problem added."""
     try:
-        x, y = (np.asarray(array) for array in pair)
+        first, second = pair
+        x = np.asarray(first)
+        y = np.asarray(second)
     except Exception as error:  # a user's array-like may raise anything
         message = f"{place.path}() returned for site {show(place.site)} a value that is not an array: {error}"
         place.error("wrong_return", f"{message.rstrip('.')}.")

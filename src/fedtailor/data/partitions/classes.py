@@ -9,9 +9,9 @@ import numpy as np
 
 from fedtailor.core.options import Range
 from fedtailor.data.dataset import Annotations
+from fedtailor.data.partitions._cycle import deal_cycle
+from fedtailor.data.partitions._dealing import hand_out, positions_by_value
 from fedtailor.data.partitions.base import Partition
-from fedtailor.data.partitions.cycle import deal_cycle
-from fedtailor.data.partitions.dealing import hand_out, positions_by_value
 
 
 @dataclass(frozen=True, kw_only=True)

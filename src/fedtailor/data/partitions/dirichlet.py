@@ -9,8 +9,8 @@ import numpy as np
 
 from fedtailor.core.options import Range
 from fedtailor.data.dataset import Annotations
+from fedtailor.data.partitions._dealing import positions_by_value
 from fedtailor.data.partitions.base import Partition, as_text
-from fedtailor.data.partitions.dealing import positions_by_value
 
 MAX_DRAWS = 50_000
 """Most draws of a Dirichlet partition."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from fedtailor.core.options import Range
 from fedtailor.data.dataset import Annotations
+from fedtailor.data.partitions._dealing import hand_out, positions_by_value
 from fedtailor.data.partitions.base import Partition
-from fedtailor.data.partitions.dealing import hand_out, positions_by_value
 
 _MAX_CELLS = 4_000_000
 """Most numbers held at once while classes are drawn: examples times classes."""

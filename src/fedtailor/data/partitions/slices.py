@@ -9,9 +9,9 @@ import numpy as np
 
 from fedtailor.core.options import Range
 from fedtailor.data.dataset import Annotations
+from fedtailor.data.partitions._blocks import check_sizes, count_groups, cuts_of, give_blocks
+from fedtailor.data.partitions._dealing import positions_by_value
 from fedtailor.data.partitions.base import Partition
-from fedtailor.data.partitions.blocks import check_sizes, count_groups, cuts_of, give_blocks
-from fedtailor.data.partitions.dealing import positions_by_value
 
 
 @dataclass(frozen=True, kw_only=True)

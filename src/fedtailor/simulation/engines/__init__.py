@@ -1,6 +1,6 @@
 """Engines: how many clients run at the same time, and where. This module imports nothing: listing is fast."""
 
-TABLE = {
+ENGINES = {
     "auto": "on a CPU: chooses workers or processes by the length of the run and of a training step; the same bits",
     "batched": "clients stacked into one vectorized program",
     "processes": "one process per physical core, one client at a time in each; for models whose steps take less than a "

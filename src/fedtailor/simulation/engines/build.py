@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from fedtailor.core.errors import ConfigError, unknown_name
-from fedtailor.simulation.engines import TABLE
+from fedtailor.simulation.engines import ENGINES
 from fedtailor.simulation.engines.options import EngineChoice, EngineOptions
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def build_engine(options: EngineOptions, client_timeout: float = 0.0) -> Engine:
         from fedtailor.simulation.engines.workers import Workers
 
         return Workers(options.workers)
-    raise unknown_name("engine", options.name, TABLE, key="engine.name")
+    raise unknown_name("engine", options.name, ENGINES, key="engine.name")
 
 
 def choose_engine(

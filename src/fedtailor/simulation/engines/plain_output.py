@@ -1,7 +1,7 @@
 """Plain outputs: what a client's program returns, as values that no longer depend on the program.
 
 A program may return anything: mappings that raise when they are read, views into the memory of others, tensors without
-values. Whoever uses an output later must not be surprised, so it is rebuilt at once, where a failure is the client's.
+values. What uses an output later must not be surprised, so it is rebuilt at once, where a failure is the client's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TYPES = frozenset(
 )
 """The types of tensors that can be stored and sent."""
 _HARMLESS = frozenset({bool, int, float, str, type(None), torch.dtype})
-"""Types of values that are no tensors, and that stay as they are: whoever expects a tensor refuses them by name."""
+"""Types of values that are not tensors, and stay as they are: where a tensor is expected, they are refused by name."""
 
 
 def plain(value: Any, where: str = "", depth: int = 0) -> Any:
@@ -46,14 +46,14 @@ def plain(value: Any, where: str = "", depth: int = 0) -> Any:
         return type(value)(*children) if hasattr(type(value), "_fields") else tuple(children)
     if type(value) in _HARMLESS:
         return value
-    raise TypeError(f"the output holds a value of type {type(value).__name__}{_at(where)}, which is no tensor")
+    raise TypeError(f"the output holds a value of type {type(value).__name__}{_at(where)}, which is not a tensor")
 
 
 def _plain_name(name: Any, where: str) -> str | int:
     if type(name) is int:
         return name
     if type(name) is not str:
-        raise TypeError(f"the output has a name of type {type(name).__name__}{_at(where)}, which is no text")
+        raise TypeError(f"the output has a name of type {type(name).__name__}{_at(where)}, which is not text")
     if len(name) > LONGEST_NAME:
         raise TypeError(f"the output has a name of {len(name)} characters{_at(where)}; at most {LONGEST_NAME} may be")
     try:

@@ -1,4 +1,4 @@
-"""Private inputs: the memory that a client's program receives belongs to it alone, so that its writes reach nobody."""
+"""Private inputs: the memory that a client's program receives belongs to it alone, and its writes reach no other."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class PrivateInputs:
             if visible.x._version > 0 or visible.y._version > 0:
                 raise SpoiledData(
                     "a client's program changed its examples in place. They take more than "
-                    f"{LARGEST_COPY // 2**20} MiB, so it worked on the data of all clients, which are spoiled now. "
+                    f"{LARGEST_COPY // 2**20} MiB, so it worked on the data of all clients, which are now changed. "
                     'engine.name = "processes" protects them.',
                     key="engine.name",
                 )
