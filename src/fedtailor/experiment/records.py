@@ -577,7 +577,6 @@ def read_run(path: str | Path) -> Run:
 
 def _read_one(path: Path) -> Run:
     """Read a run folder without those of its seeds."""
-    provenance = RunFolder(path).provenance()  # first, for a folder of a newer version
     config_file = path / _LAST_MADE
     try:
         text = read_file(config_file, limit=LARGEST_TOML, within=path)
@@ -585,6 +584,7 @@ def _read_one(path: Path) -> Run:
         if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             raise DataError(NO_RUN.format(path=path), path=str(path)) from error
         raise
+    provenance = RunFolder(path).provenance()  # before the records, for a folder of a newer version
     config = parse_toml(text, config_file)
     rounds = _read_records(path, "rounds.jsonl", needed="round")
     done = {record["round"] for record in rounds}
