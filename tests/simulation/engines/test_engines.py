@@ -144,6 +144,26 @@ def test_what_the_handler_of_a_signal_raises_is_no_failure_of_a_client(engine):
         engine.close()
 
 
+def test_a_thread_that_an_interruption_leaves_behind_changes_no_settings():
+    """A pool does not wait for a thread in whose start it was interrupted."""
+    engine = Workers(2)
+    left = []
+
+    def interrupted(task, common, inputs):
+        left.append((engine._surroundings, torch.get_default_dtype()))
+
+    engine.map(interrupted, COMMON, jobs())
+    surroundings, before = left[0]
+    torch.set_default_dtype(torch.float64 if before is torch.float32 else torch.float32)
+    try:
+        later = torch.get_default_dtype()
+        engine._run(surroundings, interrupted, COMMON, jobs()[0])
+        assert torch.get_default_dtype() == later != before
+    finally:
+        torch.set_default_dtype(before)
+        engine.close()
+
+
 def test_a_client_of_another_thread_cannot_interrupt():
     """Python handles signals in the main thread; what is raised elsewhere is the program's own."""
 

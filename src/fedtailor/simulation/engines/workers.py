@@ -54,6 +54,8 @@ class Workers:
         self._owner = 0
         self._lock = threading.Lock()
         self._runner = ReplayRunner()
+        self._surroundings: Surroundings | None = None
+        """Of the programs that run now. An interruption can leave a thread behind, which must not restore its own."""
         keep_pages()
 
     def begin_run(self) -> None:
@@ -69,6 +71,7 @@ class Workers:
                 self._owner = os.getpid()
             pool = self._pool  # threads stay until the engine is closed, and keep their recordings
             surroundings = Surroundings()
+            self._surroundings = surroundings
             task = partial(self._run, surroundings, program, common)
             try:
                 running = {position: pool.submit(task, jobs[position]) for position in order}
@@ -81,13 +84,14 @@ class Workers:
                 pool.shutdown(cancel_futures=True)  # after an interruption, no further client starts
                 raise
             finally:
+                self._surroundings = None
                 surroundings.restore()
             return [result.output for result in results]
 
     def _run(self, surroundings: Surroundings, program: Program, common: Any, job: Job) -> _Result:
         """Run one client in this thread."""
         output = run_job(program, common, job, self._runner)
-        changed = surroundings.restore_settings()
+        changed = self._surroundings is surroundings and surroundings.restore_settings()
         if changed:
             self.begin_run()  # what was recorded under other settings may be wrong
         return _Result(output, changed)
