@@ -89,6 +89,14 @@ def test_accuracy_at_the_point_of_the_method():
     assert [row["value"] for row in rows] == [0.25, 0.5]
 
 
+def test_curves_of_methods_with_a_global_model_are_of_that_model():
+    curve = [{"round": 5, "point": "local", "clients": "known", "mean": 0.9}]
+    curve.append({"round": 5, "point": "global_complete", "clients": "known", "mean": 0.6})
+    own = record("pfedvem", "1", "fmnist_100", "fedavg", curve=curve)
+    (rows,) = rows_of(draw(load_paper("pfedvem", FOLDER), figure("pfedvem", "curves"), [own]))
+    assert [row["value"] for row in rows] == [0.6]
+
+
 def test_curves_are_of_local_models_of_known_clients():
     curve = [
         {"round": 10, "point": "local", "clients": "known", "mean": 0.5},

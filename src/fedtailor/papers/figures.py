@@ -97,9 +97,16 @@ def _accuracy_by_size(paper: Paper, record: Record) -> list[Row]:
 
 
 def _curve(paper: Paper, record: Record) -> list[Row]:
-    """Return the accuracy of local models by round, the mean over clients, for methods that have such models."""
+    """Return the accuracy by round, the mean over the clients that were scored.
+
+    Global models are scored as in the tables, on all test examples. Personal models are scored right after local
+    training, which is done more often than for the final ones; only clients that train in a round have such a score.
+    """
     labels = _labels(paper, record)
-    found = [each for each in record.get("curve", []) if each["point"] == "local" and each["clients"] == "known"]
+    point = paper.methods[record["method"]].point
+    if point == "personalized":
+        point = "local"
+    found = [each for each in record.get("curve", []) if each["point"] == point and each["clients"] == "known"]
     return [{**labels, "round": each["round"], "value": each["mean"]} for each in found]
 
 
@@ -128,7 +135,7 @@ def _last_round(record: Record, metric: str) -> list[Row]:
     return _rows({"client": found.get("client"), "value": found.get(metric)})
 
 
-_ACCURACY = "Accuracy, local models"
+_ACCURACY = "Accuracy: global models, or local ones"
 
 FIGURES: Mapping[str, Sequence[Figure]] = {
     "pfedfda": [
