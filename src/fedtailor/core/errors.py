@@ -98,7 +98,7 @@ def one_line(text: str) -> str:
     >>> one_line("no   luck")
     'no luck'
     """
-    start = text[: 4 * LONGEST_REASON]  # the rest is not looked at, however long it is
+    start = text[: 4 * LONGEST_REASON]  # the rest is ignored, however long it is
     valid = start.encode(errors="replace").decode()
     visible = "".join(character if character.isprintable() else " " for character in valid)
     line = " ".join(visible.split())

@@ -91,7 +91,7 @@ def evaluate_personalized(
 def validation_accuracy(report: RoundReport) -> float | None:
     """Return the mean accuracy of the known clients' personalized models on validation examples; None if there is none.
 
-    Test examples are not looked at: this decides which round is selected, and when a run stops.
+    Test examples are not used: this decides which round is selected, and when a run stops.
     """
     accuracies = [
         figures["accuracy"]

@@ -85,7 +85,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def refuse_to_contain(error: BaseException) -> None:
-    """Raise an exception again that is no matter of one client: an interruption, or spoiled data."""
+    """Raise an exception again that concerns the whole run: an interruption, or spoiled data."""
     if isinstance(error, SpoiledData) or comes_from_a_signal(error):
         raise error
 
