@@ -97,6 +97,27 @@ class Counted(NamedTuple):
     rounds: torch.Tensor
 
 
+def _hidden_type():
+    class Hidden(NamedTuple):
+        model: dict
+
+    return Hidden
+
+
+Hidden = _hidden_type()
+
+
+class StateOfHiddenType(FedAvg):
+    def init_server(self, task, key):
+        return Hidden(task.initial(key))
+
+    def aggregate(self, server, received, cohort):
+        return Hidden(received["model"].value), ()
+
+    def broadcast(self, server, cohort):
+        return ModelState(server.model)
+
+
 class ServerTypeChanges(FedAvg):
     def init_server(self, task, key):
         return Counted(task.initial(key), torch.zeros(()))
@@ -386,6 +407,7 @@ MUTANTS = {
     WrongShape: ["field 'model': 'head.bias' has shape (3, 1) instead of (3,)"],
     WrongWeight: ["client 1 (2 training examples)", "'model' is sent with weight 1", 'weight="num_train", which is 2'],
     StateAppears: ["The client state changes its structure", "'rounds'", "init_client"],
+    StateOfHiddenType: ["The server state cannot be stored", "define it at the top level of the method's module"],
     ServerTypeChanges: [
         "The server state changes its structure",
         "'rounds' is of shape () and type torch.float64 from init_server, but of shape () and type torch.int64 from",

@@ -22,12 +22,12 @@ def check_algorithm(
 ) -> list[str]:
     """Run an algorithm on small uneven federations and return what is wrong with it, in sentences.
 
-    The checks cover: signatures, names and options; uploads against ``messages``; the structure of states and models
-    in every round; that inputs do not change; that results are the same for clients one by one, stacked, padded, in
-    threads and in another order; that all randomness comes from the key; clients with 0, 1 and 2 examples, clients
-    that miss rounds, and new clients; the metric ``steps``; that the use of a client's data is declared; that nothing
-    depends on test data or on the data of other clients; networks with batch normalization and dropout, and networks
-    for images; and that the algorithm learns. Results of stacked clients must agree to 1e-12.
+    The checks cover: signatures, names and options; uploads against ``messages``; the structure of states and models in
+    every round, and that they can be stored; that inputs do not change; that results are the same for clients one by
+    one, stacked, padded, in threads and in another order; that all randomness comes from the key; clients with 0, 1 and
+    2 examples, clients that miss rounds, and new clients; the metric ``steps``; that the use of a client's data is
+    declared; that nothing depends on test data or on the data of other clients; networks with batch normalization and
+    dropout, and networks for images; and that the algorithm learns. Results of stacked clients must agree to 1e-12.
 
     The checks run in float64 on one thread; at the end PyTorch's default type, its threads and all random states are
     as before. These settings belong to the whole process: one check runs at a time, and other threads should create

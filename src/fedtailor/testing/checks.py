@@ -11,10 +11,12 @@ from torch import Tensor
 
 from fedtailor.core import tree
 from fedtailor.core.adaptation import Adaptation
+from fedtailor.core.codec import encode
 from fedtailor.core.engine import Failure
 from fedtailor.core.federation import Cohort, Federation
 from fedtailor.core.message import Mean
 from fedtailor.core.rng import new_key
+from fedtailor.simulation.checkpoint import readable_modules
 from fedtailor.simulation.quarantine import all_finite
 from fedtailor.testing.advice import FEW, advice, advice_on_error
 from fedtailor.testing.case import Case, Check, Lesson
@@ -173,6 +175,25 @@ def check_structure(case: Case) -> str | None:
         )
         or _change_of_structure("The personal model", ("the first call", first_personal), ("a later call", personal))
     )
+
+
+def check_storage(case: Case) -> str | None:
+    """States, values for single clients, and personal models can be stored: runs are resumed from files."""
+    values = case.spied.observed.values
+    kinds = {
+        "server_state": "The server state",
+        "client_state": "The client state",
+        "per_client": "What a client receives as download.per_client",
+        "personal": "The personal model",
+    }
+    modules = readable_modules(case.algorithm)
+    for kind, what in kinds.items():
+        for value in values[kind]:
+            try:
+                encode(value, modules=modules)
+            except TypeError as error:
+                return f"{what} cannot be stored, so that a run could not be resumed: {error}."
+    return None
 
 
 def _change_of_structure(what: str, first: tuple[str, Any], later: tuple[str, list[Any]]) -> str | None:
@@ -343,6 +364,7 @@ CHECKS: tuple[Check, ...] = (
     check_weights,
     check_downloads,
     check_structure,
+    check_storage,
     check_inputs,
     check_test_data,
     check_own_data,
