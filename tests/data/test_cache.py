@@ -120,6 +120,13 @@ def test_a_damaged_entry_is_decoded_again_and_replaced(folder: Path, file: str, 
     assert {path.name for path in entry(folder).iterdir()} == {*(f"{name}.npy" for name in cache._ARRAYS), "meta.json"}
 
 
+def test_a_header_that_python_cannot_read_is_damage(folder: Path) -> None:
+    cached(SIGNATURE, make, name="made")
+    path = entry(folder) / "x.npy"
+    path.write_bytes(path.read_bytes().replace(b"), }", b"(, }", 1))
+    assert cached(SIGNATURE, make, name="made").digest == make().digest
+
+
 def test_one_changed_pixel_is_noticed(folder: Path) -> None:
     cached(SIGNATURE, make, name="made")
     path = entry(folder) / "x.npy"
