@@ -110,8 +110,9 @@ def main() -> None:
     for name in arguments.algorithms.split(","):
         measured = measure(name, arguments.rounds, arguments.data_dir)
         record["shares"][name] = measured
-        checkpoint, containment, seconds = (statistics.median(values) for values in measured.values())
-        print(f"{name}: checkpoint {checkpoint:.2%}, containment {containment:.2%} of {seconds:.1f} s", flush=True)
+        median = {what: statistics.median(values) for what, values in measured.items()}
+        shares = f"checkpoint {median['checkpoint']:.2%}, containment {median['containment']:.2%}"
+        print(f"{name}: {shares} of {median['training_seconds']:.1f} s", flush=True)
     if arguments.json:
         (RESULTS / "safety.json").write_text(json.dumps(record, indent=1) + "\n")
 
