@@ -62,7 +62,7 @@ Both are far below FedAvg-FT in the table at the top. These runs change one opti
 large: 20 clients that share 14,000 images, and otherwise as above. Numbers are means over all clients of the
 personalized model after the last round, each client on its own test examples, in percent; with several seeds their mean
 and standard deviation. The seeds vary the initial model, the cohorts and the order of examples. Nothing was selected:
-the table has every run that was made.
+the table has every run that was finished. Where it has one seed, differences of a point or two may be chance.
 
 {table}
 
