@@ -1,8 +1,11 @@
 """What README and docs tell a reader to type works as written."""
 
 import dataclasses
+import json
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -96,7 +99,54 @@ def test_commands_work_as_written(line, tmp_path, monkeypatch, capsys):
             arguments += ["--rounds", "1"]
     if arguments == ["demo"]:
         pytest.skip("the demo has a test of its own")
+    if arguments[0] in ("predict", "onboard", "export"):
+        pytest.skip("the walk has a test of its own")
     assert main(arguments) == 0, capsys.readouterr().err
+
+
+def run_example(folder):
+    """Write the sample of README, whose pictures are embedded in scikit-learn."""
+    subprocess.run(
+        [sys.executable, ROOT / "examples" / "hospitals.py", "my_hospitals", "fifth_hospital"], cwd=folder, check=True
+    )
+
+
+def test_the_walk_from_own_folders_to_files_works_as_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run_example(tmp_path)
+    (block,) = [block for block in blocks(ROOT / "README.md", "console") if "hospitals.py" in block]
+    lines = [line for line in block.splitlines() if "fedtailor" in line]
+    lines += [line for block in blocks(ROOT / "docs" / "models.md", "console") for line in block.splitlines()]
+    done = set()
+    for line in lines:
+        arguments = shlex.split(line, comments=True)[1:]
+        if "--rounds" in arguments:
+            arguments[arguments.index("--rounds") + 1] = "1"  # as written but for its length
+        if "runs/porto" in arguments and "runs/porto" in done:
+            continue  # the page repeats the command of README
+        done.update(arguments)
+        assert main(arguments) == 0, capsys.readouterr().err
+    assert len(list(Path("exported").glob("*.onnx"))) == 4 and len(list(Path("exported").glob("*.pt2"))) == 1
+
+
+def test_the_page_of_models_and_the_notebook_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run_example(tmp_path)
+    (example,) = blocks(ROOT / "docs" / "models.md", "python")
+    (there,) = re.findall(r"digit 3/\d+\.png", example)[:1]
+    present = sorted(Path("my_hospitals/Charité/digit 3").glob("*.png"))[0].name
+    exec(
+        compile(example.replace("rounds=20", "rounds=1").replace(there, f"digit 3/{present}"), "models.md", "exec"), {}
+    )
+    assert "Charité" in capsys.readouterr().out
+    shutil.rmtree("runs")
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    names = {}
+    for cell in json.loads((ROOT / "examples" / "hospitals.ipynb").read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            source = "".join(cell["source"]).replace("rounds=20", "rounds=1")
+            exec(compile(source, "hospitals.ipynb", "exec"), names)
+    assert names["porto"].clients.names == ["Porto"] and Path("exported").is_dir()
 
 
 def test_make_targets_exist():

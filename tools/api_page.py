@@ -5,6 +5,7 @@ import importlib
 import inspect
 import typing
 from collections.abc import Iterator
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -105,11 +106,15 @@ def functions(module: ModuleType) -> Iterator[str]:
 
 
 def members(cls: type) -> Iterator[str]:
-    """Yield the fields and the public methods that a class defines."""
+    """Yield the fields, the public properties and the public methods that a class defines."""
     if fields := field_docstrings(cls):
         yield "**Fields**\n\n" + "\n".join(f"* `{name}`: {text}" for name, text in fields.items())
+    properties = {name: value for name, value in vars(cls).items() if isinstance(value, property | cached_property)}
+    public = {name: inline(inspect.getdoc(value) or "") for name, value in properties.items() if name[0] != "_"}
+    if public:
+        yield "**Properties**\n\n" + "\n".join(f"* `{name}`: {text}" for name, text in public.items())
     for name in vars(cls):
-        if not name.startswith("_"):
+        if not name.startswith("_") and name not in properties:
             method = getattr(cls, name)
             if inspect.isroutine(method) and inspect.getdoc(method):
                 yield f"#### {cls.__name__}.{name}\n\n{signature(name, method)}\n\n{markdown(inspect.getdoc(method))}"

@@ -164,7 +164,8 @@ BESIDE = {
 
 COLUMNS = {
     "cli": 1.5,
-    "papers": 0.5,
+    "papers": 0.0,
+    "serving": 1.0,
     "testing": 2.5,
     "experiment": 0.5,
     "data": 0.0,

@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "fedtailor"
 
 LAYERS = (
     ("cli",),
-    ("papers", "testing"),
+    ("papers", "testing", "serving"),
     ("experiment",),
     ("simulation", "models", "data", "algorithms"),
     ("toolkit",),
@@ -27,9 +27,10 @@ TORCH_FREE = frozenset({"core.errors", "core.options", "core.atomic", "core.read
 """Parts of core that import the standard library only, so that the command line starts without torch."""
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
-    "cli": frozenset({"papers", "testing", "experiment", "data"}) | TORCH_FREE,
+    "cli": frozenset({"papers", "testing", "serving", "experiment", "data"}) | TORCH_FREE,
     "papers": frozenset({"experiment", "models", "data", "algorithms"}) | TORCH_FREE,
     "testing": frozenset({"simulation", "models", "algorithms", "training", "core"}),
+    "serving": frozenset({"experiment", "simulation", "models", "data", "algorithms", "core"}),
     "experiment": frozenset({"simulation", "models", "data", "algorithms", "core"}),
     "simulation": frozenset({"training", "core"}),
     "models": frozenset({"core"}),
@@ -43,7 +44,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 """Package -> the packages, or parts of packages, that it may import besides itself."""
 
 ENTRANCES: dict[str, frozenset[str]] = {
-    "__init__": frozenset({"toolkit", "testing", "core", "experiment", "models"}),
+    "__init__": frozenset({"toolkit", "testing", "core", "serving", "experiment", "models"}),
     "__main__": frozenset({"cli"}),
 }
 """The modules through which users come in, and what they may import: the public names, and the command line."""

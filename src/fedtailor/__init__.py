@@ -16,20 +16,32 @@ if TYPE_CHECKING:
     from fedtailor.experiment.config import Config as Config
     from fedtailor.experiment.config import load_config as load_config
     from fedtailor.experiment.config import make_config as make_config
-    from fedtailor.experiment.records import read_run as read_run
     from fedtailor.experiment.run import run as run
     from fedtailor.models.module import from_module as from_module
+    from fedtailor.serving.export import export_model as export_model
+    from fedtailor.serving.model import PersonalModel as PersonalModel
+    from fedtailor.serving.run import Run as Run
+    from fedtailor.serving.run import load as load
+    from fedtailor.serving.study import Study as Study
+    from fedtailor.serving.study import from_dataset as from_dataset
+    from fedtailor.serving.study import from_folder as from_folder
     from fedtailor.testing.check import check_algorithm as check_algorithm
     from fedtailor.toolkit import *  # noqa: F403
 
 _HOMES = {
     "Config": "experiment.config",
     "FedtailorError": "core.errors",
+    "PersonalModel": "serving.model",
+    "Run": "serving.run",
+    "Study": "serving.study",
     "check_algorithm": "testing.check",
+    "export_model": "serving.export",
+    "from_dataset": "serving.study",
+    "from_folder": "serving.study",
     "from_module": "models.module",
+    "load": "serving.run",
     "load_config": "experiment.config",
     "make_config": "experiment.config",
-    "read_run": "experiment.records",
     "run": "experiment.run",
 }
 

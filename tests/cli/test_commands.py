@@ -16,6 +16,7 @@ from fedtailor.cli.show.estimate import show_estimate
 from fedtailor.core import tree
 from fedtailor.experiment import config
 from fedtailor.experiment.config import parse_assignment
+from fedtailor.experiment.records import read_run
 from fedtailor.simulation.engines.store import Store
 from fedtailor.simulation.rounds import simulate
 
@@ -45,8 +46,8 @@ def test_run_prints_a_table_and_writes_a_folder(folder, capsys):
     assert lines[0].startswith("pfedfda, digits, seed 0: round 1/2") and "personalized" in lines[1]
     assert len(lines) == 3 and lines[2].endswith("one")
     names = {path.name for path in (folder / "one").iterdir()}
-    files = "experiment.toml provenance.json split.json status.json rounds.jsonl clients.jsonl result.json"
-    assert names == {*files.split(), "models", "checkpoints"}
+    files = "experiment.toml provenance.json split.json status.json rounds.jsonl clients.jsonl result.json inputs.json"
+    assert names == {*files.split(), "inputs.safetensors", "models", "checkpoints"}
     assert len(list((folder / "one" / "models").glob("*.safetensors"))) == 4
 
 
@@ -86,7 +87,7 @@ def test_several_seeds(folder, capsys):
     assert accuracy["sem"]["mean"] == pytest.approx(abs(means[0] - means[1]) / 2, abs=1e-12)
     assert set(accuracy["sem"]) == set(accuracy) - {"sem"}
     assert result["seeds"] == [0, 1] and result["run"] == "two"
-    run = fedtailor.read_run("two")
+    run = read_run("two")
     assert list(run.seeds) == [0, 1] and run.status["state"] == "finished"
     assert run.seeds[0].split == run.seeds[1].split, "data.seed is fixed"
     assert [(record["seed"], record["round"]) for record in run.rounds] == [(0, 1), (0, 2), (1, 1), (1, 2)]
@@ -106,8 +107,8 @@ def test_several_seeds(folder, capsys):
 def test_the_same_seed_gives_the_same_bits_from_the_written_configuration(folder, capsys):
     assert main([*SMALL, "--set", "algorithm.lr=0.03", "--out", "one"]) == 0
     assert main(["run", "one/experiment.toml", "--out", "two"]) == 0
-    one = fedtailor.read_run("one")
-    two = fedtailor.read_run("two")
+    one = read_run("one")
+    two = read_run("two")
     assert one.config == two.config and one.clients == two.clients
     for client in range(4):
         assert one.model(client)[1]["sha256"] == two.model(client)[1]["sha256"]
@@ -117,7 +118,7 @@ def test_records_of_a_run(folder, capsys):
     arguments = [*SMALL, "--participation", "fixed(2)", "--set", "evaluation.personalized_every=1", "--out", "one"]
     assert main([*arguments, "--set", "data.new_clients=1", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    run = fedtailor.read_run("one")
+    run = read_run("one")
     assert [len(record["cohort"]) for record in run.rounds] == [2, 3], "everybody takes part in the last round"
     scored = [record for record in run.clients if record["point"] == "personalized"]
     assert [(r["round"], r["clients"], r["client"]) for r in scored] == [
@@ -138,7 +139,7 @@ def test_a_preset_that_needs_a_warning_warns(name, capsys):
     options = [f"algorithm.name={name}", "--set", "algorithm.preset=paper", "--out", "one"]
     code, _, err = outcome([*SMALL, "--set", *options], capsys)
     assert code == 0 and f"note: {name}, preset 'paper'" in err
-    assert "paper" in fedtailor.read_run("one").events[0]["text"]
+    assert "paper" in read_run("one").events[0]["text"]
 
 
 OWN = """
@@ -162,7 +163,7 @@ def test_own_algorithm_and_model(folder, capsys):
     own = ["-a", "own_parts:Mine", "--model", "own_parts:network", "--set", "model.options.width=7", "--out", "one"]
     code, out, err = outcome([*SMALL, *own, "--set", "algorithm.knob=4", "--json"], capsys)
     assert code == 0, err
-    config = fedtailor.read_run("one").config
+    config = read_run("one").config
     assert config["algorithm"]["knob"] == 4 and config["model"]["options"] == {"width": 7}
     assert json.loads(out)["algorithm"] == "own_parts:Mine"
     code, _, _ = outcome([*SMALL, *own[:4]], capsys)
@@ -180,7 +181,7 @@ def test_interruption_is_said_and_recorded(folder, capsys, monkeypatch):
     code, out, err = outcome([*SMALL, "--seeds", "0,1", "--out", "one"], capsys)
     assert code == 6 and out == ""
     assert err.splitlines()[-1] == "interrupted. To resume: fedtailor resume one" and "Traceback" not in err
-    run = fedtailor.read_run("one")
+    run = read_run("one")
     assert run.status["state"] == run.seeds[0].status["state"] == "interrupted"
     assert len(run.seeds[0].rounds) == 1 and 1 not in run.seeds
     code, out, _ = outcome([*SMALL, "--json", "--out", "two"], capsys)
@@ -252,7 +253,7 @@ def test_a_run_that_fails_says_so_in_its_folder(folder, capsys, monkeypatch):
     monkeypatch.setattr("fedtailor.experiment.run.simulate", broken)
     code, _, err = outcome([*SMALL, "--out", "one"], capsys)
     assert code == 5 and "ZeroDivisionError" in err and "Traceback" not in err
-    assert fedtailor.read_run("one").status == {"state": "failed", "rounds_done": 0, "reason": "division by zero"}
+    assert read_run("one").status == {"state": "failed", "rounds_done": 0, "reason": "division by zero"}
 
 
 @pytest.fixture
@@ -285,12 +286,12 @@ def test_clients_left_out_are_not_passed_over_in_silence(folder, capsys, one_cli
     assert second.startswith("note: round 2: 1 upload left out (client 1: ") and not second.endswith("...)")
     assert last == "note: 1 of 4 clients never trained, or none of their results could be used."
     assert lines[-1] == "warning: uploads left out: 3, failures: 0; see events.jsonl in one"
-    run = fedtailor.read_run("one")
+    run = read_run("one")
     assert run.result["events"] == {"quarantine": 3, "failed": 0, "absent": 0, "skipped": 0, "repeated": 0}
     assert [run.model(client)[1]["participated"] for client in range(4)] == [True, False, True, True]
     code, out, _ = outcome([*command, "--seeds", "0,1", "--json", "--out", "two"], capsys)
     assert json.loads(out)["events"] == {"quarantine": 6, "failed": 0, "absent": 0, "skipped": 0, "repeated": 0}
-    assert "rounds_done" not in fedtailor.read_run("two").status
+    assert "rounds_done" not in read_run("two").status
 
 
 def test_a_client_that_raises_is_said_to_have_failed(folder, capsys, monkeypatch):
@@ -309,7 +310,7 @@ def test_a_client_that_raises_is_said_to_have_failed(folder, capsys, monkeypatch
     reason = "local_update: ArithmeticError: no luck"
     assert f"note: round 1: 1 client failed (client 1: {reason})" in err.splitlines()
     assert err.splitlines()[-1] == "warning: uploads left out: 0, failures: 1; see events.jsonl in one"
-    assert fedtailor.read_run("one").result["events"] == {
+    assert read_run("one").result["events"] == {
         "quarantine": 0,
         "failed": 1,
         "absent": 0,
@@ -321,11 +322,11 @@ def test_a_client_that_raises_is_said_to_have_failed(folder, capsys, monkeypatch
 def test_who_took_part_is_who_trained(folder):
     few = [*ONE_ROUND, "--participation", "fixed(1)", "--set", "federation.full_last_round=false"]
     assert main([*few, "-a", "fedavg", "--out", "one"]) == 0
-    run = fedtailor.read_run("one")
+    run = read_run("one")
     drawn = run.rounds[0]["cohort"]
     assert [client for client in range(4) if run.model(client)[1]["participated"]] == drawn and len(drawn) == 1
     assert main([*few, "-a", "local", "--out", "two"]) == 0
-    run = fedtailor.read_run("two")
+    run = read_run("two")
     assert all(run.model(client)[1]["participated"] for client in range(4)), "all train, whoever is drawn"
 
 
@@ -366,10 +367,10 @@ def test_demo(folder, capsys, monkeypatch):
     assert code == 0
     for name in demo.ALGORITHMS:
         assert f"\n {name} " in out
-        assert fedtailor.read_run(f"shown/{name}").status["state"] == "finished"
+        assert read_run(f"shown/{name}").status["state"] == "finished"
     rows = [line.split() for line in out.splitlines() if line.startswith(" pfedfda ")]
     by_model = {" ".join(row[1:-4]): row[-4] for row in rows}
-    metrics = fedtailor.read_run("shown/pfedfda").result["metrics"]
+    metrics = read_run("shown/pfedfda").result["metrics"]
     for model, point in {"shared body, personal classifier": "personalized", "its global model": "global"}.items():
         assert by_model[model] == f"{100 * metrics[point]['accuracy']['mean']:.1f}"
     assert len([line for line in err.splitlines() if "round" in line and "left" in line]) <= 12

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedtailor
+from fedtailor.experiment.records import read_run
 
 SOURCE = str(Path(fedtailor.__file__).parents[1])
 HEAVY = ("torch", "numpy", "scipy", "sklearn", "pydantic")
@@ -26,6 +27,9 @@ def environment(**more):
         [],
         ["demo"],
         ["run"],
+        ["predict"],
+        ["export"],
+        ["onboard"],
         ["list"],
         ["doctor"],
         ["data"],
@@ -57,7 +61,19 @@ def test_every_command_is_covered_here():
 
     names = {command.name or command.callback.__name__ for command in app.registered_commands}
     names |= {group.name for group in app.registered_groups}
-    assert names == {"demo", "run", "resume", "list", "doctor", "data", "experiments", "cache"}
+    assert names == {
+        "demo",
+        "run",
+        "resume",
+        "predict",
+        "export",
+        "onboard",
+        "list",
+        "doctor",
+        "data",
+        "experiments",
+        "cache",
+    }
 
 
 @pytest.mark.parametrize(
@@ -83,7 +99,7 @@ def test_a_signal_ends_a_run_honestly(request_to_end, engine, tmp_path):
         last = process.stderr.read().splitlines()[-1]
         assert process.wait() == 6
     assert last == "interrupted. To resume: fedtailor resume run"
-    run = fedtailor.read_run(tmp_path / "run")
+    run = read_run(tmp_path / "run")
     assert run.status["state"] == "interrupted"
     assert run.status["rounds_done"] == len(run.rounds) >= 1
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import fedtailor
 from fedtailor.cli.main import main
 from fedtailor.cli.show import console
 from fedtailor.cli.show.progress import LiveProgress, PlainProgress, make_progress
+from fedtailor.experiment.records import read_run
 from fedtailor.experiment.summary import wilson_interval
 
 
@@ -174,7 +174,7 @@ def test_accuracies_from_few_examples_come_with_their_interval(folder, capsys):
     write_sites(folder / "own", ["north", "south"], rows=60)
     assert main(["run", "--data", "own", "-a", "fedavg", "--rounds", "1", "--out", "one"]) == 0
     out = capsys.readouterr().out
-    result = fedtailor.read_run("one").result
+    result = read_run("one").result
     for name, site in result["sites"].items():
         interval = wilson_interval(site["accuracy"], site["num_test"])
         assert site["accuracy_interval"] == interval

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import pytest
 import torch
 
-import fedtailor
 from fedtailor.cli.main import main
 from fedtailor.core.engine import ExampleIndices, Job
 from fedtailor.core.per_example import PerExample, cut, holds_examples, present_first
+from fedtailor.experiment.records import read_run
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
@@ -87,7 +87,7 @@ def test_model_files_hold_the_clients_rows_and_their_cards_say_so(tmp_path, monk
     for name in ("knn_per", "fedavg"):
         assert main([*arguments, "-a", name, "--partition", "dirichlet(alpha=0.5)", "--out", name]) == 0
         assert json.loads(capsys.readouterr().out)["algorithm"] == name
-    run = fedtailor.read_run("knn_per")
+    run = read_run("knn_per")
     for client in range(4):
         tensors, card = run.model(client)
         assert card["holds_examples"] is True
@@ -96,4 +96,4 @@ def test_model_files_hold_the_clients_rows_and_their_cards_say_so(tmp_path, monk
         assert {len(leaf) for leaf in remembered.values()} == {sum(card["class_counts"])}
         labels = torch.as_tensor(remembered["memory/value/labels"]).long()
         assert torch.bincount(labels, minlength=10).tolist() == card["class_counts"]
-        assert fedtailor.read_run("fedavg").model(client)[1]["holds_examples"] is False
+        assert read_run("fedavg").model(client)[1]["holds_examples"] is False

@@ -18,8 +18,11 @@ from fedtailor.cli.data import data_app
 from fedtailor.cli.demo import demo
 from fedtailor.cli.doctor import doctor
 from fedtailor.cli.experiments import experiments_app
+from fedtailor.cli.export import export
 from fedtailor.cli.list import list_
+from fedtailor.cli.onboard import onboard
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
+from fedtailor.cli.predict import predict
 from fedtailor.cli.resume import resume
 from fedtailor.cli.run import run_
 from fedtailor.cli.shell import command_line
@@ -28,6 +31,9 @@ app = make_app()
 app.command("demo", cls=Command)(demo)
 app.command("run", cls=Command)(run_)
 app.command("resume", cls=Command)(resume)
+app.command("predict", cls=Command)(predict)
+app.command("export", cls=Command)(export)
+app.command("onboard", cls=Command)(onboard)
 app.command("list", cls=Command)(list_)
 app.command("doctor", cls=Command)(doctor)
 app.add_typer(data_app, name="data")

@@ -96,6 +96,8 @@ def translate(error: Any) -> UsageError:
         return UsageError(f"{option} needs a value.{where}", key=option)
     if parameter is not None and type(error).__name__ == "MissingParameter":
         name = parameter.metavar or parameter.name.upper()
+        if parameter.param_type_name == "option":
+            name = f"{parameter.opts[0]} {name}"
         return UsageError(f"{name} is missing.{where}", key=parameter.name)
     return UsageError(f"the command line cannot be understood: {error.format_message()}{where}")
 

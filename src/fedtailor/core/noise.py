@@ -99,6 +99,11 @@ def _box_muller(raw: np.ndarray) -> Tensor:
     return result.view(-1)
 
 
+def _draw_shape(kind: Kind, shape: Sequence[int], purpose: int, *where: Tensor) -> Tensor:
+    """Return a tensor like the draw, without its numbers, for whoever traces a program."""
+    return torch.empty(shape, dtype=torch.int64 if kind == "words" else torch.get_default_dtype())
+
+
 def _draw_stacked(
     info: Any, in_dims: tuple[Any, ...], kind: Kind, shape: Sequence[int], purpose: int, *where: Tensor
 ) -> tuple[Tensor, int]:
@@ -123,4 +128,5 @@ _library.define(f"draw.out({_ARGUMENTS}, *, Tensor(a!) out) -> Tensor(a!)")
 _library.impl("draw", _draw_new, "CPU")
 _library.impl("draw.out", _draw_into, "CPU")
 torch.library.register_vmap("fedtailor::draw", _draw_stacked, lib=_library)
+torch.library.register_fake("fedtailor::draw", _draw_shape, lib=_library)
 _draw_operator = torch.ops.fedtailor.draw.default

@@ -15,12 +15,13 @@ from fedtailor.data.dataset import Dataset, Normalization
 _CHUNK = 4096  # rows at once in passes over all training examples
 
 
-def to_federation(divided: DividedData, task: Task) -> Federation:
+def to_federation(divided: DividedData, task: Task, normalize: Normalization | None = None) -> Federation:
     """Return the federation; images are normalized when they are used, tables at once.
 
     Args:
         divided: the data.
         task: a task for ``dataset.input_shape`` and ``dataset.num_classes``.
+        normalize: mean and standard deviation; None: :func:`normalization` finds them.
 
     Raises:
         ConfigError: the task is for examples of another shape, or for another number of classes.
@@ -30,7 +31,7 @@ def to_federation(divided: DividedData, task: Task) -> Federation:
     if (tuple(task.input_shape), task.num_classes) != (dataset.input_shape, dataset.num_classes):
         got = f"{tuple(task.input_shape)} in {task.num_classes}"
         raise ConfigError(f"the task must be for {wanted}, got {got}.", key="model", allowed=wanted, got=got)
-    x, scale = tables(dataset, normalization(divided))
+    x, scale = tables(dataset, normalize or normalization(divided))
     published = divided.division.dataset
     official_test = torch.arange(published.num_official_train, len(published.y))
     return Federation(

@@ -13,8 +13,9 @@ from fedtailor.core.federation import Federation
 from fedtailor.core.task import Task, Training
 from fedtailor.data.build import DividedData, build
 from fedtailor.data.dataset import Dataset
+from fedtailor.data.input_specification import InputSpecification, input_specification
 from fedtailor.data.options import DataOptions
-from fedtailor.data.tensors import to_federation
+from fedtailor.data.tensors import normalization, to_federation
 from fedtailor.experiment.config import AlgorithmOptions, Config, as_options
 from fedtailor.experiment.preconditions import (
     notes_on_idle_training,
@@ -38,6 +39,8 @@ class PreparedRun(NamedTuple):
     federation: Federation
     choice: EngineChoice
     divided: DividedData
+    inputs: InputSpecification
+    """How examples become inputs of the model."""
     notes: list[str]
 
     @property
@@ -70,7 +73,8 @@ def assemble(
     num_classes = divided.dataset.num_classes
     model_name = config.model.name or default_model(shape)
     model = build_model(model_name, shape, num_classes, config.model.options)
-    federation = to_federation(divided, Task(model, num_classes, shape))
+    normalize = normalization(divided)
+    federation = to_federation(divided, Task(model, num_classes, shape), normalize)
     federation = _with_other_models(federation, config.model.others)
     refuse_untrainable(config, federation)
     check_tasks(algorithm, federation.roster)
@@ -94,7 +98,8 @@ def assemble(
     notes += divided.notes
     notes += notes_on_idle_training(algorithm, federation, schedule)
     notes += notes_on_unprotected_fields(algorithm, algorithm.bind(federation.common_task), schedule)
-    return PreparedRun(resolved, algorithm, federation, choice, divided, notes)
+    inputs = input_specification(divided, normalize)
+    return PreparedRun(resolved, algorithm, federation, choice, divided, inputs, notes)
 
 
 def _preset_warnings(section: AlgorithmOptions, algorithm: Algorithm[Any, Any, Any]) -> list[str]:

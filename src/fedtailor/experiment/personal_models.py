@@ -10,6 +10,7 @@ from fedtailor.core.codec import encode
 from fedtailor.core.metrics import per_client
 from fedtailor.core.per_example import holds_examples
 from fedtailor.experiment.assembly import PreparedRun
+from fedtailor.simulation.calibration import calibrate
 from fedtailor.simulation.report import RoundReport
 
 
@@ -26,7 +27,11 @@ def personal_models(parts: PreparedRun, last: RoundReport) -> Iterator[tuple[str
     }
     for client, personal in last.personal.items():
         name = federation.client_names[client] if federation.client_names else str(client)
+        task = parts.algorithm.bind(federation.task(client))
+        calibration = calibrate(parts.algorithm, task, personal, federation.data(client).val)
         card = {
+            "number": client,
+            "new": client in federation.roster.new,
             "algorithm": config.algorithm.name,
             "model": model_names[client % len(model_names)],
             "dataset": parts.divided.dataset.name,
@@ -41,6 +46,8 @@ def personal_models(parts: PreparedRun, last: RoundReport) -> Iterator[tuple[str
             "condition": federation.conditions[client] if federation.conditions else "clean",
             "class_counts": federation.info(client).class_counts.long().tolist(),
             "scores": scored.get(client, {}),
+            "calibration": calibration._asdict(),
+            "inputs": "../inputs.json",
             "tensors": {leaf_path: list(leaf.shape) for leaf_path, leaf in tree.paths(personal).items()},
         }
         yield name, encode(personal), card

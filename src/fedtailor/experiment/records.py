@@ -501,12 +501,19 @@ class Run:
             ConfigError: there are several seeds and none of them is named.
             DataError: there is no such model, or its file is damaged.
         """
-        if self.seeds or seed not in (None, self.config.get("seed")):
-            return self._run_of(seed).model(client)
-
         from fedtailor.experiment.arrays import to_arrays
 
-        name = safe_name(str(client))
+        run = self.of_seed(seed)
+        raw, card = run.model_file(client)
+        return to_arrays(raw, run.path / "models" / str(card["file"])), card
+
+    def model_file(self, client: str | int) -> tuple[bytes, dict[str, Any]]:
+        """Return the content of a client's model file, and its card, in a run of one seed.
+
+        Raises:
+            DataError: there is no such model, or its file is damaged.
+        """
+        name = self._file_name(client)
         try:
             card = read_object(self.path / "models" / f"{name}.json", within=self.path)
         except UnreadableError as error:
@@ -517,7 +524,14 @@ class Run:
         raw = read_file(path, limit=_LARGEST_MODEL, within=self.path)
         if hashlib.sha256(raw).hexdigest() != card.get("sha256"):
             raise DataError(f"'{path}' is damaged: its SHA-256 does not match its card.", path=str(path))
-        return to_arrays(raw, path), card
+        return raw, {**card, "file": path.name}
+
+    def _file_name(self, client: str | int) -> str:
+        """Return the name of a client's files, without their endings; a number may stand for a name."""
+        names = self.split.get("client_names")
+        if isinstance(client, int) and isinstance(names, list) and 0 <= client < len(names):
+            return safe_name(str(names[client]))
+        return safe_name(str(client))
 
     def _no_model_of(self, client: str | int) -> DataError:
         """Return the error for a client that has no model; it lists those that have one."""
@@ -531,12 +545,14 @@ class Run:
             message = f"'{self.path}' holds no model of client {client!r:.80}{hint} It holds those of {known}."
         return DataError(message, key="client", path=str(self.path), allowed=names, got=str(client))
 
-    def _run_of(self, seed: int | None) -> Run:
-        """Return the run of one of several seeds.
+    def of_seed(self, seed: int | None) -> Run:
+        """Return the run of one of several seeds, or this one if it has no others.
 
         Raises:
-            ConfigError: none is named, or there is no such seed.
+            ConfigError: there are several and none is named, or there is no such seed.
         """
+        if not self.seeds and seed in (None, self.config.get("seed")):
+            return self
         if seed is None or seed not in self.seeds:
             known = ", ".join(map(str, self.seeds)) or str(self.config.get("seed"))
             got = "none" if seed is None else seed

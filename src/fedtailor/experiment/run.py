@@ -15,6 +15,7 @@ from fedtailor.core.errors import ConfigError, all_done
 from fedtailor.core.options import show
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.data.build import split_record
+from fedtailor.data.input_specification import write_input_specification
 from fedtailor.experiment import summary
 from fedtailor.experiment.assembly import PreparedRun, assemble
 from fedtailor.experiment.config import Config, to_toml
@@ -258,6 +259,7 @@ def _begin(parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, prog
             result=restored.notes.get("result"),
             absences=absences,
         )
+    write_input_specification(folder.path, parts.inputs)
     where = {"round": done} if done else {}
     folder.add_events([{"kind": "note", **where, "text": note} for note in notes])
     for note in notes:

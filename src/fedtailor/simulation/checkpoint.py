@@ -114,7 +114,7 @@ class Checkpoints:
         if state.selection is not None:
             manifest["selection"] = {name: getattr(state.selection, name) for name in _SELECTION_NUMBERS}
         try:
-            write_whole(self._manifest_path(state.round), _signed(manifest))
+            write_whole(self.manifest_path(state.round), _signed(manifest))
         except BaseException:
             discard(self._content_path(state.round))
             raise
@@ -191,7 +191,7 @@ class Checkpoints:
         self._files = {round: {name: set(content.files) for name, content in checkpoint.stores.items()}}
         for other in older:
             try:
-                manifest = _read_manifest(self._manifest_path(other))
+                manifest = _read_manifest(self.manifest_path(other))
                 also = {name: _files_of(manifest, name) for name in self._stores}
             except (DataError, *_UNEXPECTED):
                 continue
@@ -212,10 +212,10 @@ class Checkpoints:
         Raises:
             DataError: something is wrong with it.
         """
-        path = self._manifest_path(round)
+        path = self.manifest_path(round)
         manifest = _read_manifest(path)
         try:
-            content = self._read_content(round, _digest(manifest["content"]))
+            content = self.read_content(round, _digest(manifest["content"]))
             stores = {}
             for name, store in self._stores.items():
                 files = _files_of(manifest, name)
@@ -235,7 +235,7 @@ class Checkpoints:
         except _UNEXPECTED as reason:
             raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
 
-    def _read_content(self, round: int, digest: FileDigest) -> Any:
+    def read_content(self, round: int, digest: FileDigest) -> Any:
         """Read the tensors of a checkpoint.
 
         Raises:
@@ -266,17 +266,55 @@ class Checkpoints:
 
     def _remove(self, round: int) -> None:
         """Remove the two files of a checkpoint, the manifest first."""
-        for path in (self._manifest_path(round), self._content_path(round)):
+        for path in (self.manifest_path(round), self._content_path(round)):
             try:
                 path.unlink(missing_ok=True)
             except OSError as reason:
                 raise unwritable(path, reason) from reason
 
-    def _manifest_path(self, round: int) -> Path:
+    def manifest_path(self, round: int) -> Path:
+        """Return the file of a checkpoint's manifest."""
         return self.folder / f"{round:06d}.json"
 
     def _content_path(self, round: int) -> Path:
         return self.folder / f"{round:06d}.safetensors"
+
+
+class FinalState(NamedTuple):
+    """What the server has after a run: enough to make models for further clients."""
+
+    server: Any
+    round: int
+    client_rounds: int
+    """Rounds of all clients whose work was used."""
+
+
+def read_final_state(folder: Path, *, modules: Collection[str]) -> FinalState:
+    """Read the server state from the last checkpoint of a run; of the best round, if validation examples chose one.
+
+    Nothing in the folder changes.
+
+    Args:
+        folder: of the checkpoints.
+        modules: see :func:`readable_modules`.
+
+    Raises:
+        DataError: there is no checkpoint, or it is damaged.
+    """
+    rounds = sorted(int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal())
+    if not rounds:
+        message = f"'{folder}' holds no checkpoint, so the state of the server is not known: set checkpoint.every to 1."
+        raise DataError(message, path=str(folder), allowed="a checkpoint", got="none")
+    checkpoints = Checkpoints(folder, {}, modules=modules)
+    manifest = _read_manifest(checkpoints.manifest_path(rounds[-1]))
+    try:
+        content = checkpoints.read_content(rounds[-1], _digest(manifest["content"]))
+        chosen = _selection(manifest, content)
+        if chosen is not None and not (isinstance(chosen.server, tuple) and chosen.server == ()):
+            return FinalState(chosen.server, chosen.round, chosen.client_rounds)
+        return FinalState(content["server"], rounds[-1], int(manifest["client_rounds"]))
+    except _UNEXPECTED as reason:
+        raise damaged(checkpoints.manifest_path(rounds[-1]), f"{type(reason).__name__}: {reason}") from reason
 
 
 def readable_modules(algorithm: Algorithm[Any, Any, Any]) -> frozenset[str]:

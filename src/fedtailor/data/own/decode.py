@@ -75,12 +75,26 @@ def decode(path: Path) -> Decoded:
         Unusable: the image cannot be read; the exception has the kind of the problem and a sentence.
     """
     raw = _read(path)
+    with _decoding(), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
+        pixels, traits, peak = _checked(image)
+    return Decoded(pixels, traits, peak, hashlib.sha256(raw).hexdigest())
+
+
+def from_pillow(image: Image.Image) -> np.ndarray:
+    """Return the pixels (height, width, 1 or 3), uint8, of a picture in memory, converted as those of a file.
+
+    Raises:
+        Unusable: the picture cannot be read.
+    """
+    with _decoding():
+        return _checked(image)[0]
+
+
+@contextmanager
+def _decoding() -> Iterator[None]:
+    """Turn the exceptions of a decoder into :class:`Unusable`."""
     try:
-        with Image.open(io.BytesIO(raw), formats=FORMATS) as image:
-            width, height = image.size
-            if width * height > MAX_PIXELS:
-                raise _bomb(f"{width} x {height}")
-            pixels, traits, peak = _convert(image)
+        yield
     except Unusable:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -92,7 +106,14 @@ def decode(path: Path) -> Decoded:
         is_truncated = "truncated" in str(error).lower()
         kind = "truncated_image" if is_truncated else "damaged_image"
         raise Unusable(kind, f"The image cannot be decoded: {type(error).__name__}: {error}.") from error
-    return Decoded(pixels, traits, peak, hashlib.sha256(raw).hexdigest())
+
+
+def _checked(image: Image.Image) -> tuple[np.ndarray, tuple[str, ...], int]:
+    """Convert an image that is not too large; return what :func:`_convert` does."""
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise _bomb(f"{width} x {height}")
+    return _convert(image)
 
 
 def _read(path: Path) -> bytes:

@@ -85,11 +85,8 @@ class _Stack:
         self.rows.append(row)
 
     def _to_color(self, pixels: np.ndarray) -> np.ndarray:
-        if self.color == "gray" and pixels.shape[2] == 3:
-            return np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
-        if self.color == "rgb" and pixels.shape[2] == 1:
-            return np.repeat(pixels, 3, axis=2)
-        return pixels
+        wanted = {"gray": 1, "rgb": 3}.get(self.color)
+        return pixels if wanted is None else with_channels(pixels, wanted)
 
     def _make(self, shape: tuple[int, ...]) -> np.ndarray:
         channels = 1 if self.color == "gray" else 3
@@ -139,6 +136,15 @@ def read_pictures(pictures: Sequence[Picture], options: DataOptions, findings: F
     if not _check_sizes(stack, findings) or stack.x is None:
         return None
     return Pictures(stack.x[: len(stack.rows)], stack.rows, digests)
+
+
+def with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
+    """Return an image (height, width, 1 or 3) as gray (ITU-R 601 luma) or RGB."""
+    if channels == 1 and pixels.shape[2] == 3:
+        return np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
+    if channels == 3 and pixels.shape[2] == 1:
+        return np.repeat(pixels, 3, axis=2)
+    return pixels
 
 
 def square(pixels: np.ndarray, side: int) -> np.ndarray:

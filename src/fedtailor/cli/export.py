@@ -1,0 +1,53 @@
+"""The command ``fedtailor export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtailor.cli.options import Debug, Json
+from fedtailor.cli.predict import RunPath, RunSeed
+from fedtailor.cli.shell import print_json
+from fedtailor.core.errors import UsageError
+
+
+def export(
+    run: RunPath,
+    format: Annotated[
+        str, typer.Option("--format", metavar="NAME", show_default=False, help="onnx, torch-export or safetensors.")
+    ],
+    out: Annotated[str, typer.Option(metavar="FOLDER", show_default=False, help="Folder to write.")],
+    client: Annotated[str, typer.Option("--client", metavar="NAME", help="Name or number of the client.")] = "",
+    all_: Annotated[bool, typer.Option("--all", metavar="", help="Export the models of all clients.")] = False,
+    with_examples: Annotated[
+        bool,
+        typer.Option(
+            "--with-examples",
+            metavar="",
+            help="Allow files that hold features of a client's training examples (kNN-Per).",
+        ),
+    ] = False,
+    seed: RunSeed = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write personal models for other programs, each with a card that says what goes in and what comes out."""
+    if bool(client) == all_:
+        raise UsageError("give either --client NAME or --all.", key="--client")
+    from fedtailor.cli.show.console import say
+    from fedtailor.serving.export import export_model
+    from fedtailor.serving.run import load
+
+    loaded = load(run)
+    loaded = loaded if seed is None else loaded.seed(seed)
+    names = loaded.clients.names if all_ else [client]
+    written = []
+    for name in names:
+        path = export_model(loaded.model(name), Path(out), format, with_examples=with_examples)
+        written.append({"client": name, "file": str(path), "card": str(path.with_suffix(".json"))})
+        if not json:
+            say(f"{name}: {path}")
+    if json:
+        print_json({"exported": written})

@@ -1,0 +1,71 @@
+"""The command ``fedtailor predict``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtailor.cli.options import Debug, Json, whole_number
+from fedtailor.cli.shell import print_json
+
+ClientName = Annotated[
+    str, typer.Option("--client", metavar="NAME", show_default=False, help="Name or number of the client.")
+]
+RunSeed = Annotated[
+    int | None,
+    typer.Option(parser=whole_number("--seed"), metavar="NUMBER", help="Which of several seeds."),
+]
+RunPath = Annotated[str, typer.Argument(metavar="RUN", show_default=False, help="Folder of the run.")]
+
+_MOST_LISTED = 5
+
+
+def predict(
+    run: RunPath,
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH...",
+            show_default=False,
+            help="Pictures, folders of pictures, .npz files with an array x, CSV or Parquet tables.",
+        ),
+    ],
+    client: ClientName,
+    out: Annotated[str, typer.Option(metavar="FILE", help="File to write (default: stdout).")] = "",
+    seed: RunSeed = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Predict with a client's personal model: a line of CSV for each input, with class and probability."""
+    from fedtailor.cli.show.console import say
+    from fedtailor.cli.show.progress import Pace
+    from fedtailor.core.atomic import to_json, write_whole
+    from fedtailor.serving.predict import predictions, to_csv, to_record
+    from fedtailor.serving.run import load
+    from fedtailor.serving.sources import Sources
+
+    model = load(run).model(client, seed=seed)
+    sources = Sources(paths, model.inputs)
+    pace = Pace()
+
+    def done(count: int) -> None:
+        if pace.is_due(count, sources.count) and count < sources.count:
+            say(f"predicted {count:,} of {sources.count:,} files")
+
+    rows = [row for named in sources.batches(done) for row in predictions(model, named)]
+    record = {**to_record(model, rows), "unreadable": [one._asdict() for one in sources.unreadable]}
+    text = to_json(record, indent=2) + "\n" if json else to_csv(model, rows)
+    if out:
+        write_whole(Path(out), text)
+    elif json:
+        print_json(record)
+    else:
+        typer.echo(text, nl=False)
+    for one in sources.unreadable[:_MOST_LISTED]:
+        say(f"left out: {one.reason}")
+    if len(sources.unreadable) > _MOST_LISTED:
+        say(f"left out: {len(sources.unreadable) - _MOST_LISTED} more; --json lists all")
+    if not model.is_calibrated:
+        say("note: the probabilities are uncalibrated: the client had fewer than 30 validation examples.")

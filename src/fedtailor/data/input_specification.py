@@ -1,0 +1,183 @@
+"""The specification of a model's inputs: what turns a picture, an array or a row of a table into numbers.
+
+It is stored beside the models of a run, as ``inputs.json`` and ``inputs.safetensors``, so that a model can be used
+where the training data are not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from fedtailor.core.atomic import to_json, write_whole
+from fedtailor.core.errors import DataError
+from fedtailor.core.reading import damaged, read_file, read_object
+from fedtailor.data.build import DividedData
+from fedtailor.data.dataset import Normalization
+
+INPUTS_VERSION = 1
+"""Of the two files."""
+_JSON = "inputs.json"
+_TENSORS = "inputs.safetensors"
+_LARGEST = 2**28
+"""Bytes of the file of mean and deviation."""
+_MOST_CLASSES = 100_000
+
+Kind = Literal["images", "table"]
+Color = Literal["auto", "gray", "rgb"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSpecification:
+    """How examples become inputs of a model: a value p becomes ``(p / white - mean) / std``.
+
+    Images are stored as (height, width, channels), and a model takes (channels, height, width).
+    """
+
+    kind: Kind
+    shape: tuple[int, ...]
+    """Of one input of a model: (channels, height, width), or (features,)."""
+    stored: Literal["uint8", "float32"]
+    """The type of the training data."""
+    white: float
+    """The stored value that becomes 1 before normalization. Pictures in files have 255."""
+    mean: np.ndarray  # (1,), (channels,) or (features,), float64
+    std: np.ndarray  # as mean
+    num_classes: int
+    class_names: tuple[str, ...] = ()
+    """Empty: classes are called by their numbers."""
+    image_size: int = 0
+    """Side of the square to which pictures are resized; 0: pictures must have the right size."""
+    color: Color = "auto"
+    """``data.color`` of the run."""
+    dataset: str = ""
+    """Name of the training data."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the classes; numbers where the data has no names."""
+        return self.class_names or tuple(str(label) for label in range(self.num_classes))
+
+    def to_record(self) -> dict[str, Any]:
+        """Return everything but mean and deviation, ready for JSON."""
+        return {
+            "version": INPUTS_VERSION,
+            "kind": self.kind,
+            "shape": list(self.shape),
+            "stored": self.stored,
+            "white": self.white,
+            "image_size": self.image_size,
+            "color": self.color,
+            "dataset": self.dataset,
+            "num_classes": self.num_classes,
+            "class_names": list(self.class_names),
+        }
+
+
+def input_specification(divided: DividedData, normalize: Normalization) -> InputSpecification:
+    """Return the specification of a run's inputs, from its data and their normalization."""
+    dataset = divided.dataset
+    options = divided.division.options
+    return InputSpecification(
+        kind="images" if dataset.x.ndim == 4 else "table",
+        shape=dataset.input_shape,
+        stored="uint8" if dataset.x.dtype == np.uint8 else "float32",
+        white=dataset.white,
+        mean=np.array(normalize.mean, dtype=np.float64),
+        std=np.array(normalize.std, dtype=np.float64),
+        num_classes=dataset.num_classes,
+        class_names=dataset.class_names,
+        image_size=options.image_size,
+        color=options.color,
+        dataset=dataset.name,
+    )
+
+
+def write_input_specification(folder: Path, inputs: InputSpecification) -> None:
+    """Write a specification into a folder, the file of its numbers first."""
+    numbers = save({"mean": inputs.mean, "std": inputs.std})
+    write_whole(folder / _TENSORS, numbers)
+    record = {**inputs.to_record(), "file": _TENSORS, "sha256": hashlib.sha256(numbers).hexdigest()}
+    write_whole(folder / _JSON, to_json(record, indent=2) + "\n")
+
+
+def read_input_specification(folder: Path) -> InputSpecification:
+    """Read the specification that lies in a folder.
+
+    Raises:
+        DataError: there is none, or it is damaged, or a newer fedtailor has written it.
+    """
+    path = folder / _JSON
+    record = read_object(path, within=folder)
+    version = record.get("version")
+    if type(version) is int and version > INPUTS_VERSION:
+        raise DataError(
+            f"'{path}' was made by a newer fedtailor, version {version}; this one reads up to {INPUTS_VERSION}.",
+            path=str(path),
+            allowed=INPUTS_VERSION,
+            got=version,
+        )
+    raw = read_file(folder / _TENSORS, limit=_LARGEST, within=folder)
+    if hashlib.sha256(raw).hexdigest() != record.get("sha256"):
+        raise damaged(folder / _TENSORS, f"its SHA-256 is not the one in {_JSON}")
+    try:
+        arrays = load(raw)
+        return _checked(record, arrays)
+    except (SafetensorError, KeyError, TypeError, ValueError, OverflowError, AttributeError) as reason:
+        raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
+
+
+def _checked(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> InputSpecification:
+    """Return the specification of a record.
+
+    Raises:
+        ValueError: something in it is not as it must be. Other exceptions of wrong types are possible.
+    """
+    inputs = InputSpecification(
+        kind=_one_of(record["kind"], get_args(Kind)),
+        shape=tuple(_whole(size, 2**31) for size in record["shape"]),
+        stored=_one_of(record["stored"], ("uint8", "float32")),
+        white=float(record["white"]),
+        mean=np.asarray(arrays["mean"], dtype=np.float64),
+        std=np.asarray(arrays["std"], dtype=np.float64),
+        num_classes=_whole(record["num_classes"], _MOST_CLASSES),
+        class_names=tuple(_text(name) for name in record["class_names"]),
+        image_size=_whole(record["image_size"], 2**16, least=0),
+        color=_one_of(record["color"], get_args(Color)),
+        dataset=_text(record["dataset"]),
+    )
+    if len(inputs.shape) != (3 if inputs.kind == "images" else 1):
+        raise ValueError(f"the shape of {inputs.kind} is {inputs.shape}")
+    channels = inputs.shape[0]
+    if inputs.mean.shape != inputs.std.shape or inputs.mean.shape not in ((1,), (channels,)):
+        raise ValueError(f"{inputs.mean.shape} means and {inputs.std.shape} deviations for {channels} channels")
+    if not (np.isfinite(inputs.mean).all() and np.isfinite(inputs.std).all()) or inputs.std.min() <= 0:
+        raise ValueError("a mean or deviation is not finite, or a deviation is not positive")
+    if not 0 < inputs.white < np.inf or (inputs.class_names and len(inputs.class_names) != inputs.num_classes):
+        raise ValueError("white, or the number of class names, is impossible")
+    return inputs
+
+
+def _one_of(value: Any, allowed: tuple[Any, ...]) -> Any:
+    if value not in allowed:
+        raise ValueError(f"{value!r:.40} is none of {', '.join(allowed)}")
+    return value
+
+
+def _whole(value: Any, most: int, *, least: int = 1) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{value!r:.40} is no whole number from {least} to {most}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is no text")
+    return value

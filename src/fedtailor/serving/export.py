@@ -1,0 +1,161 @@
+"""Personal models as files for other programs: ONNX, ``torch.export`` or safetensors, each with a card."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import safetensors.numpy
+import torch
+
+from fedtailor import __version__
+from fedtailor.core.atomic import safe_name, to_json, write_whole
+from fedtailor.core.errors import ConfigError, RunError, find_name, one_line
+from fedtailor.data.input_specification import InputSpecification
+from fedtailor.serving.model import PersonalModel
+from fedtailor.serving.onnx_file import OPSET, require_onnx, to_onnx
+from fedtailor.serving.trace import traced
+
+Format = Literal["onnx", "torch-export", "safetensors"]
+
+SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
+"""The formats, and the endings of their files."""
+
+
+def export_model(model: PersonalModel, folder: Path, format: str, *, with_examples: bool = False) -> Path:
+    """Write a personal model as ``CLIENT.onnx`` (``.pt2``, ``.safetensors``), and its card as ``CLIENT.json``.
+
+    Args:
+        model: of a client.
+        folder: is made if it is missing.
+        format: ``onnx``, ``torch-export`` or ``safetensors``.
+        with_examples: allows a file that holds features of the client's training examples.
+
+    Returns:
+        The file of the model.
+
+    Raises:
+        ConfigError: unknown format, the packages of the extra ``onnx`` are missing, or the model holds features of
+            examples and ``with_examples`` is not set.
+        RunError: the model cannot be exported, or the files cannot be written.
+
+    Example:
+        >>> import fedtailor
+        >>> run = fedtailor.from_dataset("digits", clients=3).fit("fedavg", rounds=1, out="runs/export")
+        >>> export_model(run.model("0"), Path("exported"), "safetensors").name
+        '0.safetensors'
+    """
+    format = find_name("format", format, SUFFIXES, key="format")
+    refuse_examples(model, with_examples=with_examples)
+    if format == "onnx":
+        require_onnx()
+    try:
+        data = _WRITERS[format](model)
+    except Exception as reason:  # PyTorch's exporters raise anything
+        why = one_line(str(reason))
+        message = f"the model of client '{model.client}' cannot be exported as {format}: {type(reason).__name__}: {why}"
+        raise RunError(f"{message[:500].rstrip('.')}.") from reason
+    name = safe_name(model.client)
+    path = folder / f"{name}{SUFFIXES[format]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as reason:
+        raise RunError(f"cannot make '{folder}': {reason.strerror or reason}.", path=str(folder)) from reason
+    write_whole(path, data)
+    card = {**export_card(model, format), "file": path.name, "sha256": hashlib.sha256(data).hexdigest()}
+    write_whole(folder / f"{name}.json", to_json(card, indent=2) + "\n")
+    return path
+
+
+def refuse_examples(model: PersonalModel, *, with_examples: bool) -> None:
+    """Check that features of training examples leave only if that is wanted.
+
+    Raises:
+        ConfigError: the model holds such features.
+    """
+    if model.card.get("holds_examples") and not with_examples:
+        method = model.card.get("algorithm")
+        raise ConfigError(
+            f"a model of {method} holds features of the client's training examples, and labels: whoever has the file "
+            "has them. Add --with-examples if that is meant.",
+            key="with_examples",
+            allowed=True,
+            got=False,
+        )
+
+
+def export_card(model: PersonalModel, format: str) -> dict[str, Any]:
+    """Return what somebody who has only the exported file must know."""
+    inputs = model.inputs
+    kept = ("client", "algorithm", "model", "dataset", "seed", "round", "adaptation", "holds_examples", "scores")
+    card: dict[str, Any] = {name: model.card.get(name) for name in kept}
+    card |= {
+        "format": format,
+        "fedtailor": __version__,
+        "torch": torch.__version__,
+        "inputs": {
+            **inputs.to_record(),
+            "name": "inputs",
+            "shape": ["batch", *inputs.shape],
+            "meaning": _meaning(inputs),
+            "mean": inputs.mean.tolist(),
+            "std": inputs.std.tolist(),
+        },
+        "outputs": {
+            "logits": "logits or log-probabilities, (batch, classes)",
+            "probabilities": "softmax of logits / temperature, (batch, classes)",
+        },
+        "classes": [str(name) for name in model.classes_],
+        "temperature": model.temperature,
+        "calibrated": model.is_calibrated,
+    }
+    if format == "onnx":
+        card["opset"] = OPSET
+    if format == "safetensors":
+        card["outputs"] = "none: the file holds the tensors of the model only"
+    return card
+
+
+def _meaning(inputs: InputSpecification) -> str:
+    """Put into words what the values of an input are."""
+    if inputs.kind == "table":
+        return "features as in the training tables, not normalized; the graph normalizes them"
+    channels, height, width = inputs.shape
+    colors = {1: "gray", 3: "RGB"}.get(channels, f"{channels} channels")
+    sentence = f"images of {width} x {height} pixels, {colors}, {inputs.white:g} is white; the graph normalizes them"
+    if inputs.image_size:
+        sentence += f"; larger pictures: the central square, resized bilinearly to {inputs.image_size} pixels"
+    return sentence
+
+
+def _onnx(model: PersonalModel) -> bytes:
+    return to_onnx(traced(model.module, model.inputs, model.temperature))
+
+
+def _torch_export(model: PersonalModel) -> bytes:
+    file = io.BytesIO()
+    torch.export.save(traced(model.module, model.inputs, model.temperature), file)
+    return file.getvalue()
+
+
+def _safetensors(model: PersonalModel) -> bytes:
+    """Return the tensors of the model, and those of its preprocessing."""
+    tensors = {name: np.ascontiguousarray(value.numpy()) for name, value in model.module.personal.state_dict().items()}
+    preprocessing = {
+        "preprocessing.white": np.array(model.inputs.white),
+        "preprocessing.mean": model.inputs.mean,
+        "preprocessing.std": model.inputs.std,
+    }
+    data: bytes = safetensors.numpy.save({**tensors, **preprocessing})
+    return data
+
+
+_WRITERS: dict[str, Callable[[PersonalModel], bytes]] = {
+    "onnx": _onnx,
+    "torch-export": _torch_export,
+    "safetensors": _safetensors,
+}

@@ -1,0 +1,162 @@
+"""Conversion of what users have, such as arrays, pictures and paths, to values as the training data hold them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedtailor.core.errors import DataError
+from fedtailor.data.input_specification import InputSpecification
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+PICTURE_WHITE = 255.0
+"""The value of white in a decoded picture."""
+
+
+def to_stored(inputs: Any, specification: InputSpecification) -> np.ndarray:
+    """Return inputs as an array of stored values: images (n, height, width, channels), or tables (n, features).
+
+    Args:
+        inputs: an array or a tensor of one example or several; a picture of Pillow, a path of a picture, or a list of
+            them; for tables also a data frame of pandas.
+        specification: of the model.
+
+    Raises:
+        DataError: the inputs are not what the model was trained for; the message says what differs.
+    """
+    if specification.kind == "table":
+        return _to_table(inputs, specification)
+    if _is_picture(inputs):
+        inputs = [inputs]
+    if isinstance(inputs, list | tuple) and inputs and all(_is_picture(one) for one in inputs):
+        return _pictures(inputs, specification)
+    return _to_images(_to_array(inputs), specification)
+
+
+def _is_picture(value: Any) -> bool:
+    """Return whether a value is a path, or a picture of Pillow, which need not be imported."""
+    if isinstance(value, str | os.PathLike):
+        return True
+    return any(kind.__module__ == "PIL.Image" and kind.__name__ == "Image" for kind in type(value).__mro__)
+
+
+def _to_array(inputs: Any) -> np.ndarray:
+    """Return inputs as an array of numbers.
+
+    Raises:
+        DataError: they are no numbers.
+    """
+    try:
+        array = np.asarray(inputs)
+    except (TypeError, ValueError, RuntimeError) as reason:
+        raise _refuse("numbers in an array, or pictures", f"{type(inputs).__name__} ({reason})") from reason
+    if array.dtype.kind not in "biuf":
+        raise _refuse("numbers in an array, or pictures", f"an array of type {array.dtype}")
+    return array
+
+
+def _to_table(inputs: Any, specification: InputSpecification) -> np.ndarray:
+    """Return rows of features (n, features) as float32."""
+    (features,) = specification.shape
+    array = _to_array(inputs)
+    if array.shape == (features,):
+        array = array[None]
+    if array.ndim != 2 or array.shape[1] != features:
+        raise _refuse(f"rows of {features} features", f"an array of shape {array.shape}")
+    with np.errstate(over="ignore"):
+        values: np.ndarray = array.astype(np.float32)
+    _refuse_not_finite(values)
+    return values
+
+
+def _to_images(array: np.ndarray, specification: InputSpecification) -> np.ndarray:
+    """Return images (n, height, width, channels) from an array of one image or several, with or without channels."""
+    channels, height, width = specification.shape
+    image = (height, width, channels)
+    shape = array.shape
+    if shape in {image, image[:2]} and (len(shape) == 3 or channels == 1):
+        array = array.reshape(1, *image)
+    elif shape[1:] == image[:2] and channels == 1:
+        array = array[..., None]
+    elif shape[1:] == (channels, height, width) and shape[1:] != image:
+        array = np.moveaxis(array, 1, 3)
+    if array.shape[1:] != image:
+        size = f"{height} x {width} pixels and {channels} channel{'s' if channels > 1 else ''}"
+        raise _refuse(f"images of {size}, as (n, height, width, channels)", f"an array of shape {shape}")
+    return _with_stored_values(array, specification)
+
+
+def _with_stored_values(array: np.ndarray, specification: InputSpecification) -> np.ndarray:
+    """Return images in the type of the training data, if their values are on its scale."""
+    white = specification.white
+    if array.dtype.kind == "f":
+        _refuse_not_finite(array)
+    if array.size == 0:
+        return array.astype(specification.stored)
+    low = float(array.min())
+    high = float(array.max())
+    if specification.stored == "uint8" and not 0 <= low <= high <= 255:
+        raise _refuse("values from 0 to 255", f"values from {low:g} to {high:g}")
+    if array.dtype.kind == "f" and white == PICTURE_WHITE and 0 < high <= 1:
+        raise _refuse("values from 0 to 255, where 255 is white", f"floats from {low:g} to {high:g}: multiply by 255")
+    if specification.stored == "uint8" and array.dtype.kind == "f":
+        array = np.rint(array)
+    return array.astype(specification.stored, copy=False)
+
+
+def _pictures(pictures: Sequence[Any], specification: InputSpecification) -> np.ndarray:
+    """Return pictures, decoded if they are paths."""
+    from fedtailor.data.own.decode import reading_images
+
+    with reading_images():
+        rows = [read_picture(picture, specification) for picture in pictures]
+    return np.stack(rows)
+
+
+def read_picture(picture: str | os.PathLike[str] | Image.Image, specification: InputSpecification) -> np.ndarray:
+    """Return a picture (height, width, channels) with stored values; call it within ``reading_images``.
+
+    Raises:
+        DataError: it cannot be decoded, or has another size and the model's pictures are not resized.
+    """
+    from fedtailor.data.own.decode import decode, from_pillow
+    from fedtailor.data.own.findings import Unusable
+    from fedtailor.data.own.images import square, with_channels
+
+    name = "a picture"
+    try:
+        if isinstance(picture, str | os.PathLike):
+            name = f"'{os.fspath(picture)}'"
+            pixels = decode(Path(picture)).pixels
+        else:
+            pixels = from_pillow(picture)
+    except Unusable as reason:
+        raise DataError(f"{name}: {reason.message}", key="inputs", path=name, got=reason.kind) from reason
+    channels, height, width = specification.shape
+    if specification.image_size:
+        pixels = square(pixels, specification.image_size)
+    if pixels.shape[:2] != (height, width):
+        size = f"{width} x {height} pixels"
+        got = f"{pixels.shape[1]} x {pixels.shape[0]}"
+        raise DataError(f"{name}: pictures must have {size}, got {got}.", key="inputs", allowed=size, got=got)
+    pixels = with_channels(pixels, channels)
+    if specification.stored == "uint8":
+        return pixels
+    return (pixels.astype(np.float32) / np.float32(PICTURE_WHITE)) * np.float32(specification.white)
+
+
+def _refuse_not_finite(values: np.ndarray) -> None:
+    finite = np.isfinite(values)
+    if not finite.all():
+        row = int(np.argwhere(~finite)[0][0])
+        raise _refuse("finite", f"NaN or infinity, first in row {row}")
+
+
+def _refuse(allowed: str, got: str) -> DataError:
+    return DataError(f"inputs must be {allowed}, got {got}.", key="inputs", allowed=allowed, got=got)

@@ -1,0 +1,156 @@
+"""A client's personal model, ready to predict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor.core.engine import one_thread
+from fedtailor.data.input_specification import InputSpecification
+from fedtailor.serving.inputs import to_stored
+from fedtailor.serving.module import PersonalModule
+
+_CHUNK_NUMBERS = 2_000_000
+"""Input numbers of a batch, about: as many as in an evaluation, so that predictions have the same bits."""
+
+
+class PersonalModel:
+    """The model of one client.
+
+    It can be the last step of a scikit-learn pipeline, and of its tools for trained classifiers: it has ``classes_``,
+    ``predict`` and ``predict_proba``, and ``fit`` leaves it as it is.
+    """
+
+    def __init__(self, module: PersonalModule, inputs: InputSpecification, card: Mapping[str, Any]) -> None:
+        """Use a module; :meth:`fedtailor.serving.run.Run.model` makes such objects.
+
+        Args:
+            module: the model, in evaluation mode.
+            inputs: how examples become inputs.
+            card: of the model.
+        """
+        self.module = module
+        """The model as a ``torch.nn.Module``: stored values to logits, see :class:`PersonalModule`."""
+        self.inputs = inputs
+        self.card = dict(card)
+        """What is known about the model: who made it, from how many examples, its scores and calibration."""
+        self.classes_ = np.array(inputs.class_names or range(inputs.num_classes))
+        """The classes in the order of the columns of :meth:`predict_proba`: names, or numbers if they have none."""
+
+    @property
+    def client(self) -> str:
+        """The name of the client."""
+        return str(self.card.get("client", ""))
+
+    @property
+    def temperature(self) -> float:
+        """By which logits are divided before the softmax; 1 if the model is not calibrated."""
+        return float(self._calibration().get("temperature", 1.0))
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the temperature was fitted on validation examples of the client (30 or more)."""
+        from fedtailor.simulation.calibration import FEWEST_EXAMPLES
+
+        return int(self._calibration().get("examples", 0)) >= FEWEST_EXAMPLES
+
+    @property
+    def ood_threshold(self) -> float | None:
+        """Inputs with a larger :meth:`ood_score` are unlike the client's examples; None: not known."""
+        threshold = self._calibration().get("threshold")
+        return None if threshold is None else float(threshold)
+
+    def _calibration(self) -> Mapping[str, Any]:
+        found = self.card.get("calibration")
+        return found if isinstance(found, Mapping) else {}
+
+    def predict(self, inputs: Any) -> np.ndarray:
+        """Return the predicted classes (n,): names, or numbers if the classes have none.
+
+        Args:
+            inputs: arrays, pictures, paths or rows of a table, see :func:`fedtailor.serving.inputs.to_stored`.
+
+        Raises:
+            DataError: the inputs are not what the model was trained for.
+        """
+        labels: np.ndarray = self.classes_[self._over_batches(self.module, inputs).argmax(1).numpy()]
+        return labels
+
+    def predict_proba(self, inputs: Any) -> np.ndarray:
+        """Return the probabilities (n, classes), float64, with the fitted temperature.
+
+        Raises:
+            DataError: the inputs are not what the model was trained for.
+        """
+        return self.probabilities(self._over_batches(self.module, inputs)).numpy()
+
+    def ood_score(self, inputs: Any) -> np.ndarray | None:
+        """Return how far inputs lie from what the model knows (n,), larger for stranger ones.
+
+        None if the method does not say.
+
+        Raises:
+            DataError: the inputs are not what the model was trained for.
+        """
+        if not self.scores_strangers:
+            return None
+        return self._over_batches(self.module.ood_score, inputs).double().numpy()
+
+    @property
+    def scores_strangers(self) -> bool:
+        """Whether the method has an :meth:`ood_score`."""
+        from fedtailor.core.algorithm import Algorithm
+
+        return type(self.module.algorithm).ood_score is not Algorithm.ood_score
+
+    def logits(self, inputs: Any) -> np.ndarray:
+        """Return logits or log-probabilities (n, classes), before calibration.
+
+        Raises:
+            DataError: the inputs are not what the model was trained for.
+        """
+        return self._over_batches(self.module, inputs).numpy()
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the probabilities (n, classes) of logits, with the fitted temperature."""
+        return torch.softmax(logits.double() / self.temperature, dim=1)
+
+    def fit(self, X: Any = None, y: Any = None) -> Self:  # names of scikit-learn
+        """Return the model as it is: it is trained already."""
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.linear_model import LogisticRegression
+
+        return LogisticRegression().__sklearn_tags__()  # those of a classifier that gives probabilities
+
+    def __repr__(self) -> str:
+        method = self.card.get("algorithm", "?")
+        return f"PersonalModel(client={self.client!r}, algorithm={method!r}, classes={len(self.classes_)})"
+
+    def _over_batches(self, function: Any, inputs: Any) -> Tensor:
+        """Apply a function of stored values to all inputs, in batches, with one thread."""
+        stored = to_stored(inputs, self.inputs)
+        outputs = []
+        with torch.no_grad(), one_thread():
+            for batch in batches(stored):
+                outputs.append(function(batch))
+        return torch.cat(outputs)
+
+
+def batches(stored: np.ndarray) -> Iterator[Tensor]:
+    """Yield stored values in batches: images (n, channels, height, width), channels last in memory, or tables.
+
+    The batches are those of an evaluation. Without examples there is one empty batch.
+    """
+    size = max(50, min(1000, _CHUNK_NUMBERS // max(stored[:1].size, 1)))
+    for start in range(0, max(len(stored), 1), size):
+        part = torch.from_numpy(np.array(stored[start : start + size]))
+        yield part.permute(0, 3, 1, 2) if part.dim() == 4 else part

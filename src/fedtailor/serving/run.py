@@ -1,0 +1,330 @@
+"""A finished run, ready for use: its clients, scores and models."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedtailor.core.errors import ConfigError, did_you_mean
+from fedtailor.core.reading import damaged
+from fedtailor.experiment.records import Run as RunRecords
+from fedtailor.experiment.records import read_run
+
+if TYPE_CHECKING:
+    from fedtailor.serving.model import PersonalModel
+
+_MOST_NAMES = 10
+"""Names of clients in a message; more are counted."""
+
+
+@dataclass(frozen=True)
+class ClientScores:
+    """The scores of a client's model on its test examples, as fractions."""
+
+    accuracy: float
+    balanced_accuracy: float
+    loss: float
+    ece: float
+    """Expected calibration error, 15 bins, before the temperature."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client of a run."""
+
+    number: int
+    """Its place in the split."""
+    name: str
+    is_new: bool
+    """Whether it never took part in training."""
+    num_train: int
+    num_validation: int
+    num_test: int
+    scores: Mapping[str, ClientScores] = field(default_factory=dict)
+    """After the last round, by evaluation point: ``global``, ``local``, ``personalized``."""
+
+    @property
+    def personalized(self) -> ClientScores | None:
+        """The scores of its personal model; None without test examples."""
+        return self.scores.get("personalized")
+
+
+class Clients(Sequence[Client]):
+    """The clients of a run, in order; an index is a number or a name."""
+
+    def __init__(self, clients: Sequence[Client]) -> None:
+        self._clients = list(clients)
+        self._by_name = {client.name: client for client in self._clients}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all clients."""
+        return [client.name for client in self._clients]
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(self._clients)
+
+    def __getitem__(self, which: Any) -> Any:
+        """Return the client with a number or a name, or those of a slice.
+
+        Raises:
+            ConfigError: there is no such client.
+        """
+        if isinstance(which, slice):
+            return self._clients[which]
+        if isinstance(which, str) and which in self._by_name:
+            return self._by_name[which]
+        if isinstance(which, int) and -len(self) <= which < len(self):
+            return self._clients[which]
+        raise self._unknown(which)
+
+    def _unknown(self, which: Any) -> Exception:
+        if isinstance(which, int):
+            return IndexError(f"client {which}: the run has {len(self)} clients")
+        names = self.names
+        known = ", ".join(names[:_MOST_NAMES])
+        if len(names) > _MOST_NAMES:
+            known += f" and {len(names) - _MOST_NAMES} more"
+        hint = did_you_mean(str(which), names) or "."
+        message = f"the run has no client {str(which)!r:.80}{hint} It has {known}."
+        return ConfigError(message, key="client", allowed=names, got=str(which))
+
+    def _repr_html_(self) -> str:
+        return _table_of(self._clients)._repr_html_()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table to look at: it prints as text, and as HTML in a notebook."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | int | float | None, ...], ...]
+
+    def records(self) -> list[dict[str, str | int | float | None]]:
+        """Return the rows as dicts, as ``pandas.DataFrame`` takes them."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+    def __str__(self) -> str:
+        cells = [[*self.columns], *([_show(value) for value in row] for row in self.rows)]
+        widths = [max(len(row[place]) for row in cells) for place in range(len(self.columns))]
+        lines = []
+        for row in cells:
+            lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(_show(value))}</td>' for value in row)}</tr>" for row in self.rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+class Run:
+    """A run folder: one seed, or of several seeds, of which ``seeds`` holds each."""
+
+    def __init__(self, records: RunRecords) -> None:
+        """Use the records of a run; :func:`load` makes such objects."""
+        self.records = records
+        """Everything that the folder says: ``rounds``, ``clients``, ``events``, ``config``, ``provenance``."""
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self.records.path
+
+    @property
+    def algorithm(self) -> str:
+        """The name of the method."""
+        return str(self.records.config.get("algorithm", {}).get("name", ""))
+
+    @property
+    def state(self) -> str:
+        """``running``, ``finished``, ``failed`` or ``interrupted``."""
+        return str(self.records.status["state"])
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What ``fedtailor run --json`` printed; None for a run that has not finished."""
+        return self.records.result
+
+    @cached_property
+    def seeds(self) -> dict[int, Run]:
+        """The runs of the single seeds, where there are several."""
+        return {seed: Run(records) for seed, records in self.records.seeds.items()}
+
+    def seed(self, seed: int) -> Run:
+        """Return the run of one of several seeds, or this one if it is of that seed.
+
+        Raises:
+            ConfigError: there is no such seed.
+        """
+        return Run(self.records.of_seed(seed))
+
+    @cached_property
+    def clients(self) -> Clients:
+        """The clients with their counts, and their scores after the last round.
+
+        Raises:
+            ConfigError: the run has several seeds; take one of ``seeds``.
+            DataError: a file is damaged.
+        """
+        records = self.records.of_seed(None)
+        split = records.split
+        try:
+            parts = split["clients"]
+            names = split["client_names"] or [str(number) for number in range(len(parts))]
+            first_new = len(parts) - int(split["new_clients"])
+            scores = self._scores()
+            found = [
+                Client(
+                    number=number,
+                    name=str(names[number]),
+                    is_new=number >= first_new,
+                    num_train=len(part["train"]),
+                    num_validation=len(part["val"]),
+                    num_test=len(part["test"]),
+                    scores=scores.get(number, {}),
+                )
+                for number, part in enumerate(parts)
+            ]
+        except (KeyError, TypeError, IndexError, ValueError) as reason:
+            raise damaged(records.path / "split.json", f"{type(reason).__name__}: {reason}") from reason
+        return Clients(found)
+
+    def _scores(self) -> dict[int, dict[str, ClientScores]]:
+        """Return the scores of every client after the last evaluation of each point."""
+        found: dict[int, dict[str, ClientScores]] = {}
+        for line in self.records.clients:
+            if line.get("test_set") != "clients" or line.get("accuracy") is None:
+                continue
+            numbers = [line["accuracy"], line["balanced_accuracy"], line["loss"], line["ece"]]
+            found.setdefault(line["client"], {})[line["point"]] = ClientScores(*numbers)
+        return found
+
+    def table(self) -> Table:
+        """Return a table of the clients: examples, and accuracies in percent after the last round.
+
+        Raises:
+            ConfigError: the run has several seeds; take one of ``seeds``.
+        """
+        return _table_of(self.clients)
+
+    def model(self, client: str | int, *, seed: int | None = None) -> PersonalModel:
+        """Return the personal model of a client.
+
+        Args:
+            client: its name, or its number.
+            seed: which of several seeds.
+
+        Raises:
+            ConfigError: there are several seeds and none of them is named, or no such client.
+            DataError: the run has no models yet, or a file is damaged.
+        """
+        from fedtailor.serving.load import load_model
+
+        return load_model(self.records.of_seed(seed), client)
+
+    def onboard(
+        self,
+        data: str | Path,
+        out: str | Path,
+        *,
+        name: str = "",
+        label_column: str = "",
+        validate: bool = False,
+        seed: int | None = None,
+    ) -> Run:
+        """Make the model of a site that never took part, and write it as a run folder of its own.
+
+        Nothing in the folder of this run changes.
+
+        Args:
+            data: the labelled data of the site, anything that ``data.path`` can be.
+            out: the folder to write.
+            name: of the site; empty: the name of the data.
+            label_column: of a table; empty: the one of the run.
+            validate: whether to compare the model with others by cross-validation; the comparison is in
+                ``result["validation"]`` of the new run.
+            seed: which of several seeds.
+
+        Raises:
+            ConfigError: ``out`` exists, the name is taken, or the run cannot be used here.
+            DataError: the data does not fit the run, or the run has no final state.
+            RunError: the method failed, or the folder cannot be written.
+        """
+        from fedtailor.serving.onboarded_run import onboard_site
+
+        records = self.records.of_seed(seed)
+        onboard_site(records, data, Path(out), name=name, label_column=label_column, validate=validate)
+        return load(out)
+
+    def resume(self) -> Run:
+        """Resume an interrupted run from its last checkpoint, and return the finished run.
+
+        Raises:
+            RunError: the run could not continue.
+        """
+        from fedtailor.experiment.config import load_config
+        from fedtailor.experiment.run import run
+
+        run(load_config(self.path / "experiment.toml"), out=self.path)
+        return load(self.path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, algorithm={self.algorithm!r}, state={self.state!r})"
+
+    def _repr_html_(self) -> str:
+        title = html.escape(f"{self.algorithm}, {self.path.name}: {self.state}")
+        if self.records.seeds:
+            return f"<p>{title}, seeds {', '.join(map(str, self.records.seeds))}</p>"
+        return f"<p>{title}</p>{self.table()._repr_html_()}"
+
+
+def load(path: str | Path) -> Run:
+    """Read a run folder, whatever state the run is in.
+
+    Raises:
+        DataError: the folder is not a run, or one of its files is damaged.
+
+    Example:
+        >>> import fedtailor
+        >>> config = fedtailor.make_config({"data": {"clients": 3}, "federation": {"rounds": 2}})
+        >>> result = fedtailor.run(config, out="runs/example")
+        >>> run = load("runs/example")
+        >>> run.state, run.clients.names
+        ('finished', ['0', '1', '2'])
+        >>> import numpy as np
+        >>> run.model("1").predict(np.zeros((2, 8, 8))).shape
+        (2,)
+    """
+    return Run(read_run(path))
+
+
+def _table_of(clients: Sequence[Client]) -> Table:
+    points = [point for point in ("global", "local", "personalized") if any(point in c.scores for c in clients)]
+    rows = []
+    for client in clients:
+        name = f"{client.name} (new)" if client.is_new else client.name
+        accuracies = [_percent(client.scores.get(point)) for point in points]
+        rows.append((name, client.num_train, client.num_validation, client.num_test, *accuracies))
+    return Table(("client", "train", "validation", "test", *points), tuple(rows))
+
+
+def _percent(scores: ClientScores | None) -> float | None:
+    return None if scores is None else round(100 * scores.accuracy, 1)
+
+
+def _show(value: str | int | float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,146 @@
+"""Files to predict, read in batches of bounded memory: pictures, folders of pictures, arrays and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtailor.core.errors import DataError
+from fedtailor.core.reading import read_file
+from fedtailor.data.input_specification import InputSpecification
+from fedtailor.data.own.findings import Findings, Unusable
+from fedtailor.data.own.images import SUFFIXES
+from fedtailor.data.own.names import safe_name
+from fedtailor.data.own.npz import read_archive
+from fedtailor.serving.inputs import read_picture, to_stored
+
+BATCH = 500
+"""Pictures that are in memory at the same time."""
+_LARGEST = 2**32
+"""Bytes of a file of arrays."""
+
+
+class Named(NamedTuple):
+    """Some examples, each with a name."""
+
+    names: list[str]
+    stored: np.ndarray
+
+
+class Unreadable(NamedTuple):
+    """A file that was left out."""
+
+    name: str
+    reason: str
+
+
+class Sources:
+    """What is to be predicted, in order."""
+
+    def __init__(self, paths: Sequence[str], inputs: InputSpecification) -> None:
+        """Find the files.
+
+        Args:
+            paths: pictures, folders, ``.npz`` files with an array ``x``.
+            inputs: of the model.
+
+        Raises:
+            DataError: a path does not exist, or is of another kind than the model takes.
+        """
+        self.unreadable: list[Unreadable] = []
+        """Files that were left out so far."""
+        self._inputs = inputs
+        self._pictures: list[tuple[Path, str]] = []
+        self._arrays: list[Path] = []
+        for path in paths:
+            self._add(Path(path).expanduser())
+
+    @property
+    def count(self) -> int:
+        """The number of files."""
+        return len(self._pictures) + len(self._arrays)
+
+    def batches(self, done: Callable[[int], None] = lambda count: None) -> Iterator[Named]:
+        """Yield the examples in batches; unreadable pictures are left out and listed.
+
+        Args:
+            done: is called with the number of files read so far.
+
+        Raises:
+            DataError: an array does not fit the model.
+        """
+        for path in self._arrays:
+            yield from self._of_arrays(path)
+        if self._pictures:
+            yield from self._of_pictures(done)
+
+    def _add(self, path: Path) -> None:
+        suffix = path.suffix.lower()
+        if path.is_dir():
+            self._add_folder(path)
+        elif not path.exists():
+            raise DataError(f"'{path}' does not exist.", key="path", path=str(path))
+        elif suffix == ".npz":
+            self._arrays.append(path)
+        elif suffix in SUFFIXES:
+            self._refuse_pictures(path)
+            self._pictures.append((path, safe_name(str(path))))
+        else:
+            allowed = "a picture, a folder of pictures, or a .npz file"
+            raise DataError(f"'{path}' must be {allowed}.", key="path", path=str(path), allowed=allowed, got=suffix)
+
+    def _add_folder(self, folder: Path) -> None:
+        """Add all pictures of a folder, in the order of their names."""
+        from fedtailor.data.own.walk import walk
+
+        self._refuse_pictures(folder)
+        tree = walk(folder, Findings())
+        files = [] if tree is None else [file for file in tree.files if file.suffix in SUFFIXES]
+        if tree is None or not files:
+            raise DataError(f"'{folder}' holds no pictures.", key="path", path=str(folder), allowed="pictures", got=0)
+        self._pictures += [(tree.path(file), f"{safe_name(str(folder))}/{file.shown}") for file in files]
+
+    def _refuse_pictures(self, path: Path) -> None:
+        if self._inputs.kind == "table":
+            allowed = "tables of features"
+            raise DataError(f"the model takes {allowed}, not pictures ('{path}').", key="path", allowed=allowed)
+
+    def _of_pictures(self, done: Callable[[int], None]) -> Iterator[Named]:
+        from fedtailor.data.own.decode import reading_images
+
+        names: list[str] = []
+        rows: list[np.ndarray] = []
+        for number, (path, name) in enumerate(self._pictures, start=1):
+            try:
+                with reading_images():
+                    rows.append(read_picture(path, self._inputs))
+                names.append(name)
+            except DataError as reason:
+                self.unreadable.append(Unreadable(name, reason.message))
+            if len(rows) == BATCH:
+                yield Named(names, np.stack(rows))
+                names = []
+                rows = []
+            done(len(self._arrays) + number)
+        if rows:
+            yield Named(names, np.stack(rows))
+
+    def _of_arrays(self, path: Path) -> Iterator[Named]:
+        """Yield the examples of an archive; they are named by the file and their index."""
+        try:
+            arrays, present = read_archive(read_file(path, limit=_LARGEST), ["x"], limit=_LARGEST)
+        except Unusable as reason:
+            raise DataError(f"'{path}': {reason.message}", key="path", path=str(path)) from reason
+        if "x" not in arrays:
+            got = ", ".join(present[:5]) or "none"
+            raise DataError(f"'{path}' must hold an array x, got: {got}.", key="path", path=str(path), allowed="x")
+        try:
+            stored = to_stored(arrays["x"], self._inputs)
+        except DataError as reason:
+            raise DataError(f"'{path}': {reason.message}", key="path", path=str(path)) from reason
+        for start in range(0, len(stored), BATCH):
+            part = stored[start : start + BATCH]
+            yield Named([f"{safe_name(path.name)}[{start + index}]" for index in range(len(part))], part)

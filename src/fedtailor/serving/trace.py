@@ -1,0 +1,114 @@
+"""A personal model as a graph of PyTorch's own operators: traced, with fixed draws, ready to leave Python."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule, Node
+
+from fedtailor.data.input_specification import InputSpecification
+from fedtailor.serving.module import PersonalModule
+
+_TRACED = 3
+"""Examples in the batch with which a model is traced; the graph takes any number."""
+
+
+class Classifier(nn.Module):
+    """A personal model that returns logits and probabilities."""
+
+    def __init__(self, module: PersonalModule, temperature: float) -> None:
+        super().__init__()
+        self.model = module
+        self.temperature = temperature
+        self.eval()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits and calibrated probabilities (n, classes) of stored values."""
+        logits = self.model(x)
+        return logits, torch.softmax(logits / self.temperature, dim=1)
+
+
+def traced(module: PersonalModule, inputs: InputSpecification, temperature: float) -> ExportedProgram:
+    """Trace a personal model into a program with one input, a batch of any size, and two outputs.
+
+    Random numbers of a prediction are drawn once and become constants. Distances are written with plain arithmetic.
+
+    Raises:
+        Exception: whatever ``torch.export`` raises for a model that it cannot trace.
+    """
+    example = example_input(inputs)
+    batch = ({0: Dim("batch", min=1)},)
+    with torch.no_grad(), quiet():
+        program = torch.export.export(Classifier(module, temperature), (example,), dynamic_shapes=batch)
+        graph = program.module()
+        if isinstance(graph, GraphModule) and _fix_draws(graph):
+            program = torch.export.export(graph, (example,), dynamic_shapes=batch)
+        decompositions = torch.export.default_decompositions()
+        decompositions[torch.ops.aten._cdist_forward.default] = _distances
+        decomposed: ExportedProgram = program.run_decompositions(decompositions)
+        return decomposed
+
+
+def example_input(inputs: InputSpecification) -> Tensor:
+    """Return a batch of stored values with which a model can be traced."""
+    dtype = torch.uint8 if inputs.stored == "uint8" else torch.float32
+    return torch.zeros((_TRACED, *inputs.shape), dtype=dtype)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence PyTorch's exporters, which report their progress and what PyTorch will change."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def _distances(x: Tensor, y: Tensor, p: float, compute_mode: int | None) -> Tensor:
+    """Return the Euclidean distances (..., n, m) of rows (..., n, d) from rows (..., m, d)."""
+    if p != 2:
+        raise ValueError(f"distances with p = {p} are not exported")
+    return (x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1).sqrt()
+
+
+def _fix_draws(graph: GraphModule) -> bool:
+    """Replace random draws, whose keys are constants, by their numbers; return whether there were any."""
+    draws = [node for node in graph.graph.nodes if node.target is torch.ops.fedtailor.draw.default]
+    for number, node in enumerate(draws):
+        name = f"draw_{number}"
+        graph.register_buffer(name, _evaluate(graph, node))
+        with graph.graph.inserting_before(node):
+            constant = graph.graph.get_attr(name)
+        node.replace_all_uses_with(constant)
+    if draws:
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+    return bool(draws)
+
+
+def _evaluate(graph: GraphModule, node: Any) -> Any:
+    """Return the value of a node that depends on constants only."""
+    if isinstance(node, list | tuple):
+        return type(node)(_evaluate(graph, one) for one in node)
+    if not isinstance(node, Node):
+        return node
+    if node.op == "get_attr":
+        value: Any = graph
+        for name in str(node.target).split("."):
+            value = getattr(value, name)
+        return value
+    if node.op != "call_function" or not callable(node.target):
+        raise ValueError(f"the random numbers of a prediction depend on {node.op} {node.name}")
+    values = {name: _evaluate(graph, value) for name, value in node.kwargs.items()}
+    return node.target(*_evaluate(graph, node.args), **values)

@@ -1,0 +1,105 @@
+"""Calibration of personal models on validation examples: a temperature for probabilities, a threshold for strangers."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtailor.core import rng
+from fedtailor.core.algorithm import Algorithm
+from fedtailor.core.engine import one_thread
+from fedtailor.core.errors import describe_error
+from fedtailor.core.federation import ExampleSet
+from fedtailor.core.task import Batch, Task
+from fedtailor.training.blocks import forward
+
+FEWEST_EXAMPLES = 30
+"""Validation examples without which a model is not calibrated."""
+_LARGEST_TEMPERATURE = 20.0
+_QUANTILE = 0.95
+"""Share of the validation examples whose score lies below the threshold."""
+
+
+class Calibration(NamedTuple):
+    """What validation examples say about a personal model."""
+
+    examples: int
+    """How many there are."""
+    temperature: float = 1.0
+    """Logits are divided by it before the softmax; 1: not calibrated."""
+    threshold: float | None = None
+    """An input with a larger ``ood_score`` is unlike the validation examples; None: not known, or no such score."""
+    problem: str = ""
+    """Why there is no threshold although the method has an ``ood_score``."""
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether there were enough examples."""
+        return self.examples >= FEWEST_EXAMPLES
+
+
+def calibrate(algorithm: Algorithm[Any, Any, Any], task: Task, personal: Any, examples: ExampleSet) -> Calibration:
+    """Fit temperature and threshold of a personal model on validation examples.
+
+    The temperature minimizes the mean negative log-likelihood (Guo et al. 2017, On calibration of modern neural
+    networks, section 4.2). It lies between 1/20 and 20. Of all validation examples, 95 % have a score below the
+    threshold.
+
+    Args:
+        algorithm: of the model.
+        task: of the client, bound to the algorithm.
+        personal: the model.
+        examples: validation examples of the client. With fewer than 30, nothing is fitted.
+    """
+    count = len(examples.rows)
+    if count < FEWEST_EXAMPLES:
+        return Calibration(count)
+    key = rng.new_key(0, purpose="calibration")
+    with one_thread():  # the result must not depend on the number of cores
+        logits = forward(task, partial(_predict, algorithm), personal, examples, key=key)
+        temperature = fit_temperature(logits, examples.labels())
+        if type(algorithm).ood_score is Algorithm.ood_score:
+            return Calibration(count, temperature)
+        try:
+            scores = forward(task, partial(_score, algorithm), personal, examples, key=key).double()
+            threshold = torch.quantile(scores, _QUANTILE, interpolation="higher").item()
+        except Exception as reason:  # of a user's method; no model is worth less for it
+            return Calibration(count, temperature, problem=describe_error(reason))
+    return Calibration(count, temperature, threshold if math.isfinite(threshold) else None)
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """Return the temperature with the smallest mean negative log-likelihood.
+
+    Args:
+        logits: (n, classes).
+        labels: (n,).
+    """
+    from scipy.optimize import minimize_scalar  # takes time to import, and few runs need it
+
+    logits = logits.double()
+
+    def loss(log_temperature: float) -> float:
+        return torch.nn.functional.cross_entropy(logits / math.exp(log_temperature), labels).item()
+
+    limit = math.log(_LARGEST_TEMPERATURE)
+    found = minimize_scalar(loss, bounds=(-limit, limit), method="bounded", options={"xatol": 1e-4})
+    return math.exp(float(found.x))
+
+
+def _predict(
+    algorithm: Algorithm[Any, Any, Any], task: Task, personal: Any, context: Any, batch: Batch, key: rng.Key
+) -> Tensor:
+    return algorithm.predict(task, personal, batch.x)
+
+
+def _score(
+    algorithm: Algorithm[Any, Any, Any], task: Task, personal: Any, context: Any, batch: Batch, key: rng.Key
+) -> Tensor:
+    score = algorithm.ood_score(task, personal, batch.x)
+    assert score is not None
+    return score

@@ -1,0 +1,173 @@
+"""Exported models say the same as the models of the package."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from torch import nn
+
+import fedtailor
+from fedtailor.algorithms import ALGORITHMS
+from fedtailor.core.errors import ConfigError, RunError
+from serving.small_runs import make_run
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+SIDES = {"mlp": 12, "cifar_cnn": 32, "resnet18_gn": 32, "serving.test_export:own_module": 16}
+TOLERANCE = {"resnet18_gn": 1e-4}
+FAST = {
+    "mlp": ("pfedfda", "fedsr", "knn_per", "pfedvem"),
+    "cifar_cnn": ("fedlda",),
+    "serving.test_export:own_module": ("fedbn",),
+}
+
+
+def own_module(shape, classes, width=8):
+    """Return a module with BatchNorm and Dropout."""
+    return nn.Sequential(
+        nn.Conv2d(shape[0], width, 3, stride=2),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4 * width, 16),
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(16, classes),
+    )
+
+
+def sites(side=12):
+    """Return random images in three classes at two sites."""
+    generator = np.random.default_rng(0)
+    found = {}
+    for site in ("a", "b"):
+        images = generator.integers(0, 256, (24, side, side, 3), dtype=np.uint8)
+        found[site] = (images, np.arange(24) % 3)
+    return found
+
+
+def sites_16():
+    return sites(16)
+
+
+def sites_32():
+    return sites(32)
+
+
+DATA = {12: "serving.test_export:sites", 16: "serving.test_export:sites_16", 32: "serving.test_export:sites_32"}
+
+
+def trained(algorithm, model, folder):
+    """Return the model of a site after one round."""
+    out = folder / f"export-{algorithm}-{model}".replace(":", "-")
+    if out.exists():
+        return fedtailor.load(out).model("a")
+    study = fedtailor.from_folder(DATA[SIDES[model]])
+    config = {"training": {"epochs": 1, "lr": 0.01}, "engine": {"name": "reference"}}
+    return study.fit(algorithm, rounds=1, model=model, out=out, config=config).model("a")
+
+
+def products():
+    pairs = []
+    for model in SIDES:
+        for algorithm in ALGORITHMS:
+            marks = () if algorithm in FAST.get(model, ()) else (pytest.mark.slow,)
+            pairs.append(pytest.param(algorithm, model, id=f"{algorithm}-{model.rpartition(':')[2]}", marks=marks))
+    return pairs
+
+
+@pytest.mark.parametrize(("algorithm", "model"), products())
+def test_onnx_says_the_same_as_torch(algorithm, model, shelf, tmp_path):
+    personal = trained(algorithm, model, shelf)
+    path = fedtailor.export_model(personal, tmp_path, "onnx", with_examples=True)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    images = np.random.default_rng(1).integers(0, 256, (37, SIDES[model], SIDES[model], 3), dtype=np.uint8)
+    for part in (images, images[:1]):
+        inputs = np.ascontiguousarray(part.transpose(0, 3, 1, 2))
+        logits, probabilities = session.run(None, {"inputs": inputs})
+        assert np.abs(probabilities - personal.predict_proba(part)).max() <= TOLERANCE.get(model, 1e-5)
+        expected = personal.logits(part)
+        finite = np.isfinite(expected)
+        assert np.array_equal(finite, np.isfinite(logits))
+        scale = max(1, np.abs(expected[finite]).max())
+        assert np.abs(logits - expected)[finite].max() <= 1e-4 * scale
+
+
+def test_the_card_says_what_goes_in_and_what_comes_out(shelf, tmp_path):
+    personal = trained("pfedfda", "mlp", shelf)
+    path = fedtailor.export_model(personal, tmp_path / "new" / "folder", "onnx")
+    card = json.loads(path.with_suffix(".json").read_text())
+    assert card["inputs"]["shape"] == ["batch", 3, 12, 12] and card["inputs"]["stored"] == "uint8"
+    assert card["classes"] == ["0", "1", "2"] and card["opset"] == 20 and card["calibrated"] is False
+    assert card["file"] == "a.onnx" and card["client"] == "a" and card["algorithm"] == "pfedfda"
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert [entry.name for entry in session.get_inputs()] == ["inputs"]
+    assert [entry.name for entry in session.get_outputs()] == ["logits", "probabilities"]
+
+
+def test_tables_are_normalized_in_the_graph(shelf, tmp_path):
+    run, tests = make_run("pfedfda", "tables", shelf)
+    for client, (x, labels) in zip(run.clients, tests, strict=True):
+        model = run.model(client.name)
+        path = fedtailor.export_model(model, tmp_path, "onnx")
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        logits, _ = session.run(None, {"inputs": x})
+        assert (model.classes_[logits.argmax(1)] == labels).mean() == client.personalized.accuracy
+
+
+def test_torch_export_needs_no_fedtailor(shelf, tmp_path):
+    personal = trained("fedsr", "mlp", shelf)
+    path = fedtailor.export_model(personal, tmp_path, "torch-export")
+    module = torch.export.load(path).module()
+    images = torch.randint(0, 256, (5, 3, 12, 12), dtype=torch.uint8)
+    _, probabilities = module(images)
+    expected = personal.predict_proba(images.permute(0, 2, 3, 1).numpy())
+    assert np.abs(probabilities.numpy() - expected).max() <= 1e-5
+
+
+def test_safetensors_holds_model_and_preprocessing(shelf, tmp_path):
+    personal = trained("pfedfda", "mlp", shelf)
+    path = fedtailor.export_model(personal, tmp_path, "safetensors")
+    tensors = safetensors.numpy.load_file(path)
+    assert tensors["preprocessing.white"] == 255
+    assert np.array_equal(tensors["head.weight"], personal.module.personal.head.weight.numpy())
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch-export", "safetensors"])
+def test_features_of_examples_leave_only_on_purpose(format, shelf, tmp_path):
+    personal = trained("knn_per", "mlp", shelf)
+    with pytest.raises(ConfigError, match="holds features of the client's training examples") as error:
+        fedtailor.export_model(personal, tmp_path, format)
+    assert "--with-examples" in error.value.message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_format_is_an_error_with_a_hint(shelf, tmp_path):
+    with pytest.raises(ConfigError, match=r"onxx.*did you mean 'onnx'"):
+        fedtailor.export_model(trained("pfedfda", "mlp", shelf), tmp_path, "onxx")
+
+
+def test_a_model_that_cannot_be_traced_says_why(shelf, tmp_path, monkeypatch):
+    personal = trained("pfedfda", "mlp", shelf)
+
+    def untraceable(self, task, personal, x):
+        return x if x.sum().item() > 0 else -x
+
+    monkeypatch.setattr(type(personal.module.algorithm), "predict", untraceable)
+    with pytest.raises(RunError, match="the model of client 'a' cannot be exported as onnx") as error:
+        fedtailor.export_model(personal, tmp_path, "onnx")
+    assert "\n" not in error.value.message and len(error.value.message) <= 501
+
+
+def test_without_the_packages_the_sentence_says_what_to_install(shelf, tmp_path, monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnx" else find(name))
+    with pytest.raises(ConfigError, match=r"needs onnx: pip install 'fedtailor\[onnx\]'"):
+        fedtailor.export_model(trained("pfedfda", "mlp", shelf), tmp_path, "onnx")

@@ -1,0 +1,223 @@
+"""Models of finished runs, loaded and used."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.frozen import FrozenEstimator
+from sklearn.metrics import accuracy_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+import fedtailor
+from fedtailor.algorithms import ALGORITHMS
+from fedtailor.core.errors import ConfigError, DataError
+from serving.small_runs import make_run, write_pictures
+
+KINDS = ("digits", "tables", "pictures")
+FAST = {"pfedfda": "digits", "knn_per": "pictures", "fedcr": "tables", "pfedvem": "digits", "fedbn": "tables"}
+
+
+def everything(kinds, fast):
+    """Return all pairs of method and kind of data, slow unless they are among the fast ones."""
+    pairs = []
+    for name in ALGORITHMS:
+        for kind in kinds:
+            marks = () if fast.get(name) == kind else (pytest.mark.slow,)
+            pairs.append(pytest.param(name, kind, id=f"{name}-{kind}", marks=marks))
+    return pairs
+
+
+@pytest.mark.parametrize(("algorithm", "kind"), everything(KINDS, FAST))
+def test_the_accuracy_of_loaded_models_is_the_reported_one(algorithm, kind, shelf):
+    run, tests = make_run(algorithm, kind, shelf)
+    for client, (x, labels) in zip(run.clients, tests, strict=True):
+        accuracy = (run.model(client.name).predict(x) == labels).mean()
+        assert accuracy == client.personalized.accuracy
+        assert client.num_test == len(labels)
+
+
+def test_pictures_are_predicted_from_their_files(shelf):
+    run, _ = make_run("pfedfda", "pictures", shelf)
+    model = run.model("Charité")
+    files = sorted((shelf / "pictures" / "Charité" / "dark").glob("*.png"))
+    by_path = model.predict_proba(files)
+    by_picture = model.predict_proba([Image.open(file) for file in files])
+    assert np.array_equal(by_path, by_picture)
+    assert model.predict(files[0]).tolist() == model.predict([str(files[0])]).tolist()
+    assert np.allclose(by_path.sum(1), 1)
+
+
+def test_a_gray_model_takes_pictures_with_colors(shelf, tmp_path):
+    model = make_run("fedavg", "pictures", shelf)[0].model("Mayo")
+    gray = np.full((12, 12), 40, dtype=np.uint8)
+    Image.fromarray(np.stack([gray] * 3, axis=2)).save(tmp_path / "rgb.png")
+    assert np.array_equal(model.predict_proba(tmp_path / "rgb.png"), model.predict_proba(gray))
+
+
+def test_arrays_may_have_any_usual_form(shelf):
+    model = make_run("fedavg", "pictures", shelf)[0].model("Mayo")
+    images = np.random.default_rng(0).integers(0, 256, (3, 12, 12), dtype=np.uint8)
+    expected = model.logits(images)
+    for form in (images[..., None], images[:, None], images.astype(float), torch.from_numpy(images), images.tolist()):
+        assert np.array_equal(model.logits(form), expected)
+    assert np.array_equal(model.logits(images[1]), model.logits(images[1:2]))
+
+
+def test_names_of_classes_and_numbers_of_clients(shelf):
+    run, _ = make_run("fedavg", "pictures", shelf)
+    model = run.model(2)
+    assert model.client == "Mayo" and model.classes_.tolist() == ["bright", "dark"]
+    assert set(model.predict(np.zeros((2, 12, 12), dtype=np.uint8))) <= {"bright", "dark"}
+    assert run.clients.names == ["Berlin", "Charité", "Mayo", "Oslo"]
+    assert run.clients["Oslo"].number == 3 and run.clients[-1].name == "Oslo"
+    with pytest.raises(ConfigError, match="no client 'Osla'; did you mean 'Oslo'"):
+        run.clients["Osla"]
+
+
+def test_a_model_is_a_step_of_scikit_learn(shelf):
+    run, tests = make_run("pfedfda", "digits", shelf)
+    model = run.model(0)
+    x, labels = tests[0]
+    pipeline = make_pipeline(FunctionTransformer(), model)
+    assert accuracy_score(labels, pipeline.predict(x)) == run.clients[0].personalized.accuracy
+    assert np.array_equal(pipeline.predict_proba(x), FrozenEstimator(model).predict_proba(x))
+    assert model.fit(x, labels) is model
+
+
+def test_the_module_is_a_plain_one_with_preprocessing_inside(shelf):
+    run, tests = make_run("fedavg_ft", "digits", shelf)
+    model = run.model(0)
+    x, labels = tests[0]
+    assert isinstance(model.module, torch.nn.Module) and not model.module.training
+    with torch.no_grad():
+        logits = model.module(torch.from_numpy(x).permute(0, 3, 1, 2))
+    assert (model.classes_[logits.argmax(1).numpy()] == labels).mean() == run.clients[0].personalized.accuracy
+    names = set(model.module.state_dict())
+    assert "personal.model.head.weight" in names
+
+
+def test_probabilities_are_calibrated_on_validation_examples(tmp_path):
+    study = fedtailor.from_dataset("digits", clients=2, val_fraction=0.3)
+    run = study.fit("pfedfda", rounds=1, out=tmp_path / "run")
+    model = run.model(0)
+    assert model.is_calibrated and model.temperature != 1
+    x = np.random.default_rng(0).integers(0, 17, (20, 8, 8)).astype(np.uint8)
+    raw = torch.softmax(torch.from_numpy(model.logits(x)).double() / model.temperature, 1)
+    assert np.array_equal(model.predict_proba(x), raw.numpy())
+    assert model.ood_threshold is not None and (model.ood_score(255 * np.ones((1, 8, 8))) > model.ood_threshold).all()
+
+
+def test_few_validation_examples_leave_a_model_uncalibrated(shelf):
+    model = make_run("pfedfda", "tables", shelf)[0].model("Oslo")
+    assert not model.is_calibrated and model.temperature == 1 and model.ood_threshold is None
+    assert make_run("fedavg", "pictures", shelf)[0].model("Oslo").ood_score(np.zeros((12, 12))) is None
+
+
+def test_a_run_is_a_table(shelf):
+    run, _ = make_run("fedavg", "pictures", shelf)
+    text = str(run.table())
+    assert text.splitlines()[0].split() == ["client", "train", "validation", "test", "global", "local", "personalized"]
+    assert run.table().records()[1]["client"] == "Charité"
+    assert "<td>Charité</td>" in run._repr_html_() and "<table>" in run.clients._repr_html_()
+
+
+def test_hostile_names_are_escaped_in_html(tmp_path):
+    write_pictures(tmp_path / "data", sites=("<script>alert(1)<|script>".replace("|", "_"), "b"))
+    run = fedtailor.from_folder(tmp_path / "data", image_size=12).fit("fedavg", rounds=1, out=tmp_path / "run")
+    assert "<script" not in run._repr_html_() and "&lt;script" in run._repr_html_()
+
+
+def test_a_study_does_what_the_command_line_does(shelf, tmp_path):
+    config = {"training": {"epochs": 1, "lr": 0.05}, "engine": {"name": "reference"}}
+    run, _ = make_run("pfedfda", "digits", shelf)
+    study = fedtailor.from_dataset("digits", clients=4, fraction=0.2, val_fraction=0.2)
+    again = study.fit("pfedfda", rounds=1, out=tmp_path / "again", config=config)
+    assert again.result["metrics"] == run.result["metrics"]
+    with pytest.raises(ConfigError, match="unknown option 'covridge' of pfedfda"):
+        study.fit("pfedfda", covridge=1)
+
+
+def test_several_seeds_have_their_own_models(tmp_path):
+    config = fedtailor.make_config(
+        {"seeds": [0, 1], "data": {"clients": 3, "fraction": 0.1}, "federation": {"rounds": 1}}
+    )
+    fedtailor.run(config, out=tmp_path / "two")
+    run = fedtailor.load(tmp_path / "two")
+    x = np.zeros((1, 8, 8), dtype=np.uint8)
+    assert not np.array_equal(run.model(0, seed=0).logits(x), run.model(0, seed=1).logits(x))
+    assert np.array_equal(run.seeds[1].model(0).logits(x), run.seed(1).model(0).logits(x))
+    for forgotten in (lambda: run.model(0), lambda: run.clients):
+        with pytest.raises(ConfigError, match="seed must be one of"):
+            forgotten()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sentence"),
+    [
+        (np.zeros((2, 13, 12)), "images of 12 x 12 pixels and 1 channel"),
+        (np.zeros((2, 12, 12, 3)), "images of 12 x 12 pixels and 1 channel"),
+        (np.full((1, 12, 12), 300), "values from 0 to 255, got values from 300 to 300"),
+        (np.full((1, 12, 12), -1.0), "values from 0 to 255"),
+        (np.full((1, 12, 12), 0.5), "multiply by 255"),
+        (np.full((1, 12, 12), math.nan), "finite"),
+        (np.full((1, 12, 12), "a"), "numbers in an array, or pictures, got an array of type <U1"),
+        ([[1, 2], [3]], "numbers in an array, or pictures"),
+        (None, "numbers in an array, or pictures"),
+        ("missing.png", "'missing.png': The file cannot be read"),
+    ],
+)
+def test_wrong_images_are_refused_with_a_sentence(inputs, sentence, shelf):
+    model = make_run("fedavg", "pictures", shelf)[0].model("Mayo")
+    with pytest.raises(DataError) as error:
+        model.predict(inputs)
+    assert sentence in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sentence"),
+    [
+        (np.zeros((2, 4)), "rows of 3 features, got an array of shape (2, 4)"),
+        (np.array([[1, math.inf, 0]]), "finite, got NaN or infinity, first in row 0"),
+        (np.array([[1, 1e300, 0]]), "finite"),
+    ],
+)
+def test_wrong_tables_are_refused_with_a_sentence(inputs, sentence, shelf):
+    model = make_run("fedavg", "tables", shelf)[0].model("Mayo")
+    with pytest.raises(DataError) as error:
+        model.predict(inputs)
+    assert sentence in error.value.message
+
+
+def test_a_damaged_or_missing_model_is_an_error(shelf, tmp_path):
+    import shutil
+
+    run, _ = make_run("fedavg", "digits", shelf)
+    copy = tmp_path / "copy"
+    shutil.copytree(run.path, copy)
+    file = copy / "models" / "0.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.write_bytes(raw)
+    (copy / "models" / "1.json").write_text(
+        json.dumps({**json.loads((copy / "models" / "1.json").read_text()), "number": "1"})
+    )
+    (copy / "models" / "2.safetensors").unlink()
+    broken = fedtailor.load(copy)
+    with pytest.raises(DataError, match=r"SHA-256 does not match"):
+        broken.model(0)
+    with pytest.raises(DataError, match="older fedtailor"):
+        broken.model(1)
+    with pytest.raises(DataError, match="cannot read"):
+        broken.model(2)
+    with pytest.raises(DataError, match="holds no model of client 9"):
+        broken.model(9)
+    (copy / "inputs.json").write_text((copy / "inputs.json").read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(DataError, match=r"made by a newer fedtailor, version 2"):
+        broken.model(3)
+    (copy / "inputs.json").unlink()
+    with pytest.raises(DataError, match=r"inputs\.json"):
+        broken.model(3)

@@ -1,0 +1,209 @@
+"""New sites, onboarded from a finished run."""
+
+import hashlib
+import json
+import time
+
+import numpy as np
+import pytest
+
+import fedtailor
+from fedtailor.algorithms import ALGORITHMS
+from fedtailor.core.codec import encode
+from fedtailor.core.errors import ConfigError, DataError, RunError
+from fedtailor.serving.onboard import load_server, onboard
+from fedtailor.serving.site_data import SiteData, load_site
+from fedtailor.serving.validate import cross_validate
+from serving.small_runs import make_run, parts_of, settings, write_pictures, write_tables
+
+FAST = ("pfedfda", "fedavg_ft", "local", "fedrep")
+
+
+def digest(folder):
+    """Return a digest of all files of a folder."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        found.update(str(path.relative_to(folder)).encode())
+        found.update(path.read_bytes() if path.is_file() else b"")
+    return found.hexdigest()
+
+
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param(name, marks=() if name in FAST else (pytest.mark.slow,)) for name in ALGORITHMS]
+)
+@pytest.mark.parametrize("dataset", ["images", "tables"])
+def test_an_onboarded_site_has_the_bits_of_the_simulated_new_client(algorithm, dataset, tmp_path):
+    data = {"clients": 5, "new_clients": 2, "fraction": 0.2}
+    if dataset == "tables":
+        write_tables(tmp_path / "data")
+        data = {"path": str(tmp_path / "data"), "new_clients": 2}
+    config = settings(algorithm, data)
+    fedtailor.run(config, out=tmp_path / "run")
+    run = fedtailor.load(tmp_path / "run")
+    divided = parts_of(config).divided
+    server = load_server(run.records)
+    for client in run.clients[-2:]:
+        rows = divided.rows[client.number]
+        both = np.concatenate([rows.train, rows.test])
+        site = SiteData(divided.dataset.x[both], divided.dataset.y[both], len(rows.train), "site")
+        made = onboard(server, site, number=client.number)
+        raw, card = run.records.model_file(client.number)
+        assert encode(made.personal) == raw
+        assert made.scores["accuracy"] == card["scores"]["accuracy"] == client.personalized.accuracy
+
+
+def test_the_best_round_is_what_new_sites_get(tmp_path):
+    data = {"clients": 4, "new_clients": 1, "fraction": 0.2, "val_fraction": 0.3}
+    config = settings("pfedfda", data, federation={"rounds": 6}, evaluation={"personalized_every": 1, "select": "best"})
+    fedtailor.run(config, out=tmp_path / "run")
+    run = fedtailor.load(tmp_path / "run")
+    divided = parts_of(config).divided
+    rows = divided.rows[3]
+    site = SiteData(divided.dataset.x[rows.train], divided.dataset.y[rows.train], len(rows.train), "site")
+    raw, card = run.records.model_file(3)
+    assert encode(onboard(load_server(run.records), site, number=3).personal) == raw
+    assert card["round"] == run.result["selected"]["round"]
+
+
+def test_a_site_gets_a_folder_of_its_own_and_the_run_stays_as_it_is(shelf, tmp_path):
+    run, _ = make_run("pfedfda", "pictures", shelf)
+    write_pictures(tmp_path / "sites", sites=("Porto",), each=20)
+    before = digest(run.path)
+    made = run.onboard(tmp_path / "sites" / "Porto", tmp_path / "porto", name="Pörto", validate=True)
+    assert digest(run.path) == before
+    assert made.state == "finished" and made.clients.names == ["Pörto"] and made.clients[0].num_train == 40
+    model = made.model("Pörto")
+    files = sorted((tmp_path / "sites" / "Porto" / "dark").glob("*.png"))
+    assert model.predict(files).tolist() == ["dark"] * 20
+    assert model.is_calibrated and model.card["adaptation"] == "closed form"
+    validation = made.result["validation"]
+    names = [candidate["name"] for candidate in validation["candidates"]]
+    assert names == ["pfedfda", "the global model", "a model of its own"] and validation["examples"] == 40
+    assert "onboarded" in made.records.provenance
+    again = run.onboard(tmp_path / "sites" / "Porto", tmp_path / "again", name="Pörto")
+    assert again.records.model_file("Pörto")[0] == made.records.model_file("Pörto")[0]
+    with pytest.raises(DataError, match="holds no checkpoint"):
+        made.onboard(tmp_path / "sites" / "Porto", tmp_path / "third", name="x")
+
+
+def test_tables_are_onboarded_by_the_normalization_of_the_run(shelf, tmp_path):
+    run, _ = make_run("fedlda", "tables", shelf)
+    write_tables(tmp_path / "data", rows=30)
+    made = run.onboard(tmp_path / "data" / "Oslo.csv", tmp_path / "made", name="Bergen")
+    assert made.result["examples"] == 30
+    assert np.array_equal(made.model("Bergen").inputs.mean, run.model("Oslo").inputs.mean)
+
+
+def test_cross_validation_never_looks_at_the_examples_it_scores(shelf):
+    run, _ = make_run("fedavg_ft", "digits", shelf)
+    generator = np.random.default_rng(0)
+    x = generator.integers(0, 17, (200, 8, 8, 1), dtype=np.uint8)
+    y = generator.integers(0, 2, 200)
+    validation = cross_validate(load_server(run.records), SiteData(x, y, 200, "noise"))
+    for candidate in validation.candidates:
+        assert candidate.low <= 0.5, "noise cannot be predicted"
+    assert "No clear difference" in validation.advice
+
+
+def problems(tmp_path):
+    """Return the cases of wrong data of a new site: what to do, the error, and a part of its sentence."""
+
+    def other_class(folder):
+        write_pictures(folder, sites=("Porto",))
+        (folder / "Porto" / "dark").rename(folder / "Porto" / "drak")
+        return folder / "Porto"
+
+    def several_sites(folder):
+        write_pictures(folder)
+        return folder
+
+    def tables(folder):
+        write_tables(folder)
+        return folder / "Oslo.csv"
+
+    def empty(folder):
+        folder.mkdir()
+        return folder
+
+    return {
+        "other class": (other_class, r"a class 'drak' that the model does not know; did you mean 'dark'"),
+        "several sites": (several_sites, r"holds 4 sites \(Berlin, Charité, Mayo, Oslo\): give the folder"),
+        "tables for images": (tables, r"inputs of shape \(3,\); the model takes \(1, 12, 12\)"),
+        "empty": (empty, r"The folder holds no files"),
+        "missing": (lambda folder: folder, r"There is no folder or file"),
+    }
+
+
+@pytest.mark.parametrize("case", problems(None))
+def test_wrong_data_is_refused_and_nothing_is_written(case, shelf, tmp_path):
+    run, _ = make_run("fedavg", "pictures", shelf)
+    make, sentence = problems(tmp_path)[case]
+    path = make(tmp_path / "data")
+    with pytest.raises(DataError, match=sentence):
+        run.onboard(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_name_that_is_taken_or_a_folder_that_exists_is_refused(shelf, tmp_path):
+    run, _ = make_run("fedavg", "pictures", shelf)
+    write_pictures(tmp_path / "data", sites=("Porto",))
+    with pytest.raises(ConfigError, match="has a client 'Mayo' already"):
+        run.onboard(tmp_path / "data" / "Porto", tmp_path / "out", name="Mayo")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(ConfigError, match="full"):
+        run.onboard(tmp_path / "data" / "Porto", tmp_path / "full")
+
+
+def test_a_damaged_or_unfinished_run_cannot_onboard(shelf, tmp_path):
+    import shutil
+
+    run, _ = make_run("fedavg", "pictures", shelf)
+    shutil.copytree(run.path, tmp_path / "run")
+    write_pictures(tmp_path / "data", sites=("Porto",))
+    (file,) = (tmp_path / "run" / "checkpoints").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-3])
+    with pytest.raises(DataError, match="damaged"):
+        fedtailor.load(tmp_path / "run").onboard(tmp_path / "data" / "Porto", tmp_path / "out")
+    (manifest,) = (tmp_path / "run" / "checkpoints").glob("*.json")
+    manifest.write_text(json.dumps({}))
+    with pytest.raises(DataError, match="damaged"):
+        fedtailor.load(tmp_path / "run").onboard(tmp_path / "data" / "Porto", tmp_path / "out")
+
+
+def test_few_examples_cannot_be_cross_validated(shelf, tmp_path):
+    run, _ = make_run("fedavg", "pictures", shelf)
+    server = load_server(run.records)
+    write_pictures(tmp_path / "data", sites=("Porto",), each=2)
+    site = load_site(str(tmp_path / "data" / "Porto"), server.method.inputs)
+    with pytest.raises(DataError, match="at least 5 examples"):
+        cross_validate(server, site)
+
+
+def test_a_method_that_fails_is_an_error_of_the_run(shelf, monkeypatch):
+    run, tests = make_run("pfedfda", "digits", shelf)
+    server = load_server(run.records)
+
+    def broken(*arguments):
+        raise ValueError("out of luck")
+
+    monkeypatch.setattr(type(server.method.algorithm), "personalize", broken)
+    x, _ = tests[0]
+    with pytest.raises(RunError, match=r"pfedfda could not make a model for the site: .*out of luck"):
+        onboard(server, SiteData(x, np.zeros(len(x), dtype=np.int64), len(x), "site"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_500_pictures_are_onboarded_quickly(algorithm, tmp_path, capsys):
+    """No limit is asserted; the seconds are printed (pytest -s)."""
+    generator = np.random.default_rng(0)
+    config = settings(algorithm, {"path": "serving.test_export:sites_32"}, "cifar_cnn")
+    fedtailor.run(config, out=tmp_path / "run")
+    server = load_server(fedtailor.load(tmp_path / "run").records)
+    x = generator.integers(0, 256, (500, 32, 32, 3), dtype=np.uint8)
+    site = SiteData(x, np.arange(500) % 3, 500, "site")
+    start = time.perf_counter()
+    onboard(server, site)
+    with capsys.disabled():
+        print(f"{algorithm}: {time.perf_counter() - start:.1f} s")
