@@ -178,6 +178,7 @@ def test_tables_have_as_many_numbers_as_printed():
         ("pfedfda", "variants"): 0,
         ("pfedfda", "scarce"): 0,
         ("pfedvem", "grid"): 0,
+        ("pfedvem", "full"): 0,
         **{("fedcr", table): count for table, count in {"2": 80, "3": 36, "9": 12, "10": 80, "short": 0}.items()},
         **{("pfedvem", table): count for table, count in zip("123567", (168, 4, 4, 24, 42, 21), strict=True)},
         **{("fedlda", table): count for table, count in {"1": 70, "2": 42, "small": 0}.items()},
