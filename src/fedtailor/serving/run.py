@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -202,10 +203,12 @@ class Run:
         return Clients(found)
 
     def _scores(self) -> dict[int, dict[str, ClientScores]]:
-        """Return the scores of every client after the last evaluation of each point."""
+        """Return the scores of every client in the last evaluation of each point, up to the round of the models."""
         found: dict[int, dict[str, ClientScores]] = {}
+        selected = (self.records.result or {}).get("selected", {})
+        last = selected.get("round", math.inf)
         for line in self.records.clients:
-            if line.get("test_set") != "clients" or line.get("accuracy") is None:
+            if line.get("test_set") != "clients" or line.get("accuracy") is None or line["round"] > last:
                 continue
             numbers = [line["accuracy"], line["balanced_accuracy"], line["loss"], line["ece"]]
             found.setdefault(line["client"], {})[line["point"]] = ClientScores(*numbers)
