@@ -120,7 +120,7 @@ def test_records_of_a_run(folder, capsys):
     run = fedtailor.read_run("one")
     assert [len(record["cohort"]) for record in run.rounds] == [2, 3], "everybody takes part in the last round"
     scored = [record for record in run.clients if record["point"] == "personalized"]
-    assert [(r["round"], r["clients"], r["client"]) for r in scored] == [
+    assert [(r["round"], r["group"], r["client"]) for r in scored] == [
         (round, "new" if client == 3 else "known", client) for round in (1, 2) for client in range(4)
     ]
     assert all(0 <= record["accuracy"] <= 1 and record["num_test"] > 0 for record in scored)

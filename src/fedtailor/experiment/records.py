@@ -53,7 +53,7 @@ from fedtailor.core.reading import (
     read_object,
 )
 from fedtailor.core.whole_folder import LockedError, lock, whole_folder
-from fedtailor.experiment.schema import SCHEMA_VERSION, schema_of
+from fedtailor.experiment.schema import SCHEMA_VERSION, schema_of, upgrade_client, upgrade_round
 
 if TYPE_CHECKING:
     import numpy as np
@@ -464,7 +464,10 @@ class Run:
     status: dict[str, Any]
     split: dict[str, Any]
     rounds: list[dict[str, Any]]
-    """The lines of ``rounds.jsonl``. With several seeds: those of all of them, each line with its ``seed``."""
+    """The lines of ``rounds.jsonl``, with the names of the present version of records.
+
+    With several seeds: those of all of them, each line with its ``seed``.
+    """
     events: list[dict[str, Any]]
     """The lines of ``events.jsonl``, in the same way."""
     result: dict[str, Any] | None
@@ -488,7 +491,7 @@ class Run:
             return [{"seed": seed, **record} for seed, run in self.seeds.items() for record in run.clients]
         done = {record["round"] for record in self.rounds}
         records = _read_records(self.path, "clients.jsonl", needed="round")
-        return [record for record in records if record["round"] in done]
+        return [upgrade_client(record) for record in records if record["round"] in done]
 
     def model(self, client: str | int, *, seed: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Return a client's tensors by path, and its model card.
@@ -586,7 +589,7 @@ def _read_one(path: Path) -> Run:
         raise
     provenance = RunFolder(path).provenance()  # before the records, for a folder of a newer version
     config = parse_toml(text, config_file)
-    rounds = _read_records(path, "rounds.jsonl", needed="round")
+    rounds = [upgrade_round(record) for record in _read_records(path, "rounds.jsonl", needed="round")]
     done = {record["round"] for record in rounds}
     events = _read_records(path, "events.jsonl")
     split = _read_optional(path / "split.json")

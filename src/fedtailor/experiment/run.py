@@ -297,7 +297,7 @@ def _result(parts: PreparedRun, folder: RunFolder, last: RoundReport, totals: su
     """Return the result of a run from the report of its last round, and the sums over all rounds."""
     config = parts.config
     final = last.final or last
-    metrics, new_clients = summary.final_metrics(summary.round_record(final, parts.federation))
+    metrics, new_clients = summary.final_metrics(final, parts.federation)
     result = {
         "run": str(folder.path),
         "algorithm": config.algorithm.name,
