@@ -27,6 +27,7 @@ def environment(**more):
         ["demo"],
         ["run"],
         ["list"],
+        ["what-leaves"],
         ["doctor"],
         ["data"],
         ["experiments"],
@@ -57,7 +58,7 @@ def test_every_command_is_covered_here():
 
     names = {command.name or command.callback.__name__ for command in app.registered_commands}
     names |= {group.name for group in app.registered_groups}
-    assert names == {"demo", "run", "resume", "list", "doctor", "data", "experiments", "cache"}
+    assert names == {"demo", "run", "resume", "list", "what-leaves", "doctor", "data", "experiments", "cache"}
 
 
 @pytest.mark.parametrize(

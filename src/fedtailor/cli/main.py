@@ -23,12 +23,14 @@ from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.resume import resume
 from fedtailor.cli.run import run_
 from fedtailor.cli.shell import command_line
+from fedtailor.cli.what_leaves import what_leaves
 
 app = make_app()
 app.command("demo", cls=Command)(demo)
 app.command("run", cls=Command)(run_)
 app.command("resume", cls=Command)(resume)
 app.command("list", cls=Command)(list_)
+app.command("what-leaves", cls=Command)(what_leaves)
 app.command("doctor", cls=Command)(doctor)
 app.add_typer(data_app, name="data")
 app.add_typer(experiments_app, name="experiments")

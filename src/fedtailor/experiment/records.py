@@ -1,9 +1,9 @@
 """Run folders: written while a run goes on, and read back. No torch.
 
 A run folder holds ``experiment.toml`` (resolved), ``provenance.json``, ``split.json``, ``status.json``,
-``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``, ``models/CLIENT.safetensors`` with ``CLIENT.json``,
-``checkpoints`` (:mod:`fedtailor.simulation.checkpoint`), and ``result.json`` once it has finished. A run of several
-seeds holds one such folder per seed, ``seed-0`` and so on.
+``what-leaves.md``, ``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``, ``models/CLIENT.safetensors`` with
+``CLIENT.json``, ``checkpoints`` (:mod:`fedtailor.simulation.checkpoint`), and ``result.json`` once it has finished. A
+run of several seeds holds one such folder per seed, ``seed-0`` and so on.
 
 Files appear whole: written under a temporary name, synchronized, renamed. Lines are appended and synchronized
 once per round, ``rounds.jsonl`` last. A round that is in it is therefore complete in the other files. Anything that a
@@ -313,6 +313,10 @@ class RunFolder:
     def write_split(self, split: Record) -> None:
         """Write ``split.json``: which client has which examples."""
         write_whole(self.path / "split.json", to_json(split) + "\n")
+
+    def write_page(self, name: str, text: str) -> None:
+        """Write a text for people."""
+        write_whole(self.path / name, text)
 
     def add_round(self, record: Record, *, clients: Sequence[Record] = (), events: Sequence[Record] = ()) -> None:
         """Append a round: one line for it, one per client and evaluation, one per event."""

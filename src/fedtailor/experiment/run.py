@@ -29,6 +29,7 @@ from fedtailor.experiment.resume import (
     refuse_other_data,
     with_first_choices,
 )
+from fedtailor.experiment.what_leaves import FILE_NAME, page_of_parts, to_markdown
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
 from fedtailor.simulation.engines.store import IN_MEMORY, Store
 from fedtailor.simulation.report import RoundReport, RunState
@@ -238,6 +239,7 @@ def _begin(parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, prog
             folder.write_provenance(_provenance(parts))
         beginning = _Beginning(None, summary.Totals(), absences=absences)
         folder.write_split({**split_record(parts.divided.division, parts.divided.conditions)})
+        folder.write_page(FILE_NAME, to_markdown(page_of_parts(parts)))
         notes += parts.notes
     else:
         recorded = folder.count_rounds()
