@@ -6,6 +6,8 @@ import pytest
 
 from contract.cases import ALGORITHMS, build
 from federations import TASKS, make_federation
+from fedtailor.core.message import Field
+from fedtailor.core.participation import parse_participation
 from fedtailor.core.schedule import Schedule
 from fedtailor.experiment.what_leaves import describe_leaving, to_markdown
 from fedtailor.simulation.engines.reference import Reference
@@ -76,6 +78,24 @@ def test_only_models_that_hold_examples_are_said_to(federation):
     holding = {name for name in ALGORITHMS if page_of(name, federation)["model_holds_examples"]}
     assert holding == {"knn_per"}
     assert "holds features and labels of its training examples" in to_markdown(page_of("knn_per", federation))
+
+
+def test_a_method_of_your_own_may_declare_anything(federation):
+    """It has no documentation, and a kind of field that is not known."""
+
+    class Own(ALGORITHMS["fedavg"]):
+        def messages(self, task):
+            return {"secret": Field(kind="gradient", shapes=(2,), weight="magic")}
+
+    own = Own()
+    schedule = Schedule(rounds=3, participation=parse_participation(0.5))
+    page = describe_leaving(
+        own, "mine:Own", federation.common_task, setup=[], schedule=schedule, model="m", dataset="d"
+    )
+    text = to_markdown(page)
+    assert rows_of(text, "What a site sends")["`secret`"][1] == "`gradient`"
+    assert "with probability 0.5" in text and not page["model_holds_examples"]
+    assert page["in_the_words_of_the_method"] == ""
 
 
 def test_names_cannot_change_the_page(federation):

@@ -14,7 +14,7 @@ from fedtailor.experiment.demo import SETTINGS
 from fedtailor.experiment.records import Run, read_run
 from fedtailor.experiment.what_leaves import Record, page_of_parts, reported_names
 
-_ENGINE = ("engine.name", "reference")
+_WITHOUT_ENGINE = (("engine.name", "reference"), ("federation.client_timeout", 0.0))
 """Nothing is trained but a few examples, so no engine has to be chosen."""
 
 
@@ -29,7 +29,7 @@ def page_of_run(path: Path, given: Sequence[tuple[str, Any]] = ()) -> Record:
         DataError: the folder is no run, or the data cannot be found.
     """
     run = read_run(path)
-    config = load_config(path / "experiment.toml", [*given, _ENGINE])
+    config = load_config(path / "experiment.toml", [*given, *_WITHOUT_ENGINE])
     parts = assemble(config, config.seeds[0])
     return page_of_parts(parts, reported=_reported(run), totals=_totals(run))
 
@@ -49,7 +49,7 @@ def page_of_algorithm(name: str, given: Sequence[tuple[str, Any]] = ()) -> Recor
         raise ConfigError(message, key="subject", allowed=sorted(ALGORITHMS), got=name)
     has_own_data = any(key in ("data.dataset", "data.path") for key, _ in given)
     settings: dict[str, Any] = {} if has_own_data else {key: dict(value) for key, value in SETTINGS.items()}
-    config = make_config(settings, [("algorithm.name", name), *given, _ENGINE])
+    config = make_config(settings, [("algorithm.name", name), *given, *_WITHOUT_ENGINE])
     parts = assemble(config, config.seeds[0])
     return page_of_parts(parts, reported=reported_names(parts.algorithm, parts.federation))
 

@@ -43,6 +43,14 @@ _WEIGHTS: Mapping[str, str] = {
     "equal": "nothing: every site counts the same",
 }
 
+
+class _Kind(NamedTuple):
+    """What is said of a kind of field."""
+
+    name: str
+    tells: str
+
+
 _KINDS: Mapping[str, tuple[str, str]] = {
     "model": (
         "model parameters",
@@ -172,7 +180,7 @@ def describe_leaving(
         "weights": _weights(messages, task),
         "down": [_field_down(field, spec) for field, spec in messages.items() if spec.down],
         "bytes": {"up": most_bytes_up(messages, task), "down": download_bytes(messages)},
-        "tells": [_KINDS[kind][1] for kind in _in_order(spec.kind for spec in sent.values())],
+        "tells": [_about(kind).tells for kind in _in_order(spec.kind for spec in sent.values())],
         "rows_may_be_left_out": any(_may_leave_out_rows(spec, task) for spec in sent.values()),
         "in_the_words_of_the_method": _words_on_messages(type(algorithm)),
         "who_sends": _who_sends(schedule, algorithm),
@@ -182,7 +190,7 @@ def describe_leaving(
         "reported": None if reported is None else {key: list(names) for key, names in reported.items()},
         "model_holds_examples": _keeps_examples(type(algorithm)),
     }
-    page["tells"] += [_WEIGHT_TELLS[each["kind"]] for each in page["weights"]]
+    page["tells"] += [_WEIGHT_TELLS[each["kind"]] for each in page["weights"] if each["kind"] in _WEIGHT_TELLS]
     if totals is not None:
         page["totals"] = totals
     return page
@@ -230,6 +238,15 @@ def _may_leave_out_rows(field: Field, task: Task) -> bool:
     return by_class and (field.reduction == "sum" or field.weight == "class_counts")
 
 
+def _about(kind: str) -> _Kind:
+    """Return what is said of a kind of field; a user's own method may name any."""
+    if kind in _KINDS:
+        return _Kind(*_KINDS[kind])
+    return _Kind(
+        f"`{_plain(kind)}`", f"**{_plain(kind)}**: a kind of value of your own method, which its author knows."
+    )
+
+
 def _weights(messages: Messages, task: Task) -> list[Record]:
     """Return the weights that an upload holds; each is sent once, whatever fields it weighs."""
     found = []
@@ -246,7 +263,7 @@ def _in_order(kinds: Iterator[str]) -> list[str]:
 
 def _words_on_messages(cls: type[Any]) -> str:
     """Return what the documentation of a method says of its messages; empty if it says nothing."""
-    for text in (inspect.getmodule(cls).__doc__, cls.__doc__):
+    for text in (inspect.getdoc(inspect.getmodule(cls)), cls.__doc__):
         found = re.search(r"^Messages[^\n:]*:\s*(.*?)(?:\n\s*\n|\Z)", text or "", re.MULTILINE | re.DOTALL)
         if found:
             return " ".join(found[1].replace("``", "`").split())
@@ -286,13 +303,11 @@ def _evaluation_values(classes: int) -> list[Record]:
 
 def _keeps_examples(cls: type[Any]) -> bool:
     """Return whether a part of the personal model is declared to have one row per training example."""
-    for base in getattr(cls, "__orig_bases__", ()):
-        for argument in typing.get_args(base):
-            if PerExample in getattr(argument, "_field_types", {}).values():
-                return True
-            if inspect.isclass(argument) and PerExample in typing.get_type_hints(argument).values():
-                return True
-    return False
+    bases = [base for each in cls.__mro__ for base in vars(each).get("__orig_bases__", ())]
+    parts = [argument for base in bases for argument in typing.get_args(base) if inspect.isclass(argument)]
+    declared = [annotation for part in parts for annotation in inspect.get_annotations(part).values()]
+    names = [getattr(each, "__forward_arg__", each) for each in declared]  # a NamedTuple keeps text as a reference
+    return PerExample in names or PerExample.__name__ in names
 
 
 def reported_names(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> dict[str, list[str]] | None:
@@ -411,18 +426,18 @@ def _sends(page: Mapping[str, Any]) -> list[str]:
     rows = [
         [
             f"`{each['field']}`",
-            _KINDS[each["kind"]][0],
+            _about(each["kind"]).name,
             _shapes(each["shapes"]),
             _bytes_of(each),
             _USES[each["reduction"]],
-            _WEIGHTS[each["weight"]] if each["weight"] else "-",
+            _WEIGHTS.get(each["weight"], "a weight") if each["weight"] else "-",
         ]
         for each in page["up"]
     ]
     rows += [
         [
             "weight of " + ", ".join(f"`{field}`" for field in each["fields"]),
-            _WEIGHTS[each["kind"]],
+            _WEIGHTS.get(each["kind"], "a weight"),
             _shape([each["numbers"]] if each["numbers"] > 1 else []),
             f"{each['bytes']:,}",
             "each site's share in the mean",
@@ -434,7 +449,10 @@ def _sends(page: Mapping[str, Any]) -> list[str]:
     up = page["bytes"]["up"]
     most = ""
     if page["rows_may_be_left_out"]:
-        most = ", at most: rows of weight 0, such as those of classes that a site has no example of, are not sent"
+        most = (
+            ", at most: rows of classes that a site has no example of may be left out, and tell by that which classes "
+            "these are"
+        )
     frequency = _frequency(page["who_sends"], "sends")
     total = f"Together **{up:,} bytes** for each site and round in which it takes part{most}. {frequency}"
     tells = "What these values can tell about a site:\n\n" + _bullets(page["tells"])
@@ -453,7 +471,7 @@ def _receives(page: Mapping[str, Any]) -> list[str]:
         return ["Nothing while it trains."]
     rows = []
     for each in page["down"]:
-        words = _KINDS[each["kind"]][0]
+        words = _about(each["kind"]).name
         rows.append([f"`{each['field']}`", words, _shapes(each["shapes"]), f"{each['bytes']:,}"])
     frequency = _frequency(page["who_sends"], "receives")
     total = (
@@ -511,6 +529,8 @@ def _scores(page: Mapping[str, Any]) -> list[str]:
         f"A simulation is on one machine: its `clients.jsonl` holds the scores of every single site, {metrics}) and "
         f"{diagnostics}). **Training needs none of them:** the server's arithmetic receives the fields above only. A "
         "real deployment can leave them at the site.",
+        "Where a site's program fails, `events.jsonl` holds the message of the error, in at most 500 characters. Such "
+        "a message can hold values of the site's data.",
         "Scores over sites need the sums of these values, and no value of a single site:",
         table,
         "Where a site's own scores are sent, they tell how many test examples of every class it has. With "

@@ -74,10 +74,11 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
     below = "interval: 95 % interval (Wilson) of the site's accuracy, from its number of test examples."
     positive = _positive_class(sites)
     if positive:
+        intervals = ", with their intervals" if any("accuracy_interval" in site for site in sites.values()) else ""
         columns += ["AUROC", "sensi-\ntivity", "speci-\nficity"]
         below += (
             f" AUROC (0 to 1), sensitivity and specificity (in %) are of the class {shortened(positive)}; "
-            "result.json holds the intervals, and the other class."
+            f"result.json holds them for both classes{intervals}."
         )
     if len(sites) > _MOST_SITES:
         below = f"and {len(sites) - _MOST_SITES:,} more, in clients.jsonl. {below}"
