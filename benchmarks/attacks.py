@@ -93,7 +93,7 @@ def accuracy(parts: PreparedRun, rule: str, factor: float, seed: int) -> tuple[f
     except Exception as error:  # a model that is not finite ends the run
         print(f"    {rule}: {error}", flush=True)
         return None, left_out
-    (found,) = [each for each in report.evaluations if (each.point, each.clients) == ("personalized", "known")]
+    (found,) = [each for each in report.evaluations if (each.point, each.group) == ("personalized", "known")]
     scores = dict(zip(found.ids, found.scores, strict=True))
     honest = [per_client(scores[client]) for client in range(CLIENTS) if client not in BAD]
     return statistics.mean(each["accuracy"] for each in honest if each), left_out

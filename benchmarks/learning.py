@@ -178,7 +178,7 @@ def diagnostics(run: Any) -> dict[str, dict[str, float]]:
     zero = {
         f"{name}_is_0": sum(numbers[name] == 0 for numbers in final) / len(final) for name in names if "beta" in name
     }
-    training = next(record["metrics"] for record in run.rounds if record["round"] == max(last - 1, 1))
+    training = next(record["training_metrics"] for record in run.rounds if record["round"] == max(last - 1, 1))
     return {"training": training, "personalized": {**means, **zero}}
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from fedtailor.cli.main import main
 from fedtailor.cli.show.demo import NEXT_STEPS
-from fedtailor.core.metrics import HIGHER_IS_BETTER
+from fedtailor.core.metrics import METRICS
 from fedtailor.core.schedule import SCHEDULE_KEYS
 from fedtailor.core.training_options import Training
 from fedtailor.experiment.assembly import assemble
@@ -189,7 +189,11 @@ def test_the_page_on_runs_names_every_option_and_metric():
     options = [each.name for cls in (Training, EngineOptions, CheckpointOptions) for each in dataclasses.fields(cls)]
     options += [key for keys in SCHEDULE_KEYS.values() for key in keys]
     assert [name for name in options if not re.search(rf"^{name} = |; {name} = |[`.]{name}`", page, re.MULTILINE)] == []
-    assert re.findall(r"^\| `(\w+)` \| .* \| (?:higher|lower) \|$", page, re.MULTILINE) == list(HIGHER_IS_BETTER)
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \| (higher|lower) \|$", page, re.MULTILINE)
+    better = {True: "higher", False: "lower"}
+    assert [(name, text.replace(" (`ECE` in tables)", ""), way) for name, text, way in rows] == [
+        (name, metric.description, better[metric.higher_is_better]) for name, metric in METRICS.items()
+    ]
 
 
 def test_links_lead_somewhere():

@@ -46,8 +46,10 @@ def test_run_prints_a_table_and_writes_a_folder(folder, capsys):
     assert lines[0].startswith("pfedfda, digits, seed 0: round 1/2") and "personalized" in lines[1]
     assert len(lines) == 3 and lines[2].endswith("one")
     names = {path.name for path in (folder / "one").iterdir()}
-    files = "experiment.toml provenance.json split.json status.json rounds.jsonl clients.jsonl result.json inputs.json"
-    assert names == {*files.split(), "inputs.safetensors", "models", "checkpoints"}
+    files = (
+        "experiment.toml provenance.json split.json status.json rounds.jsonl clients.jsonl result.json what-leaves.md"
+    )
+    assert names == {*files.split(), "inputs.json", "inputs.safetensors", "models", "checkpoints"}
     assert len(list((folder / "one" / "models").glob("*.safetensors"))) == 4
 
 
@@ -121,7 +123,7 @@ def test_records_of_a_run(folder, capsys):
     run = read_run("one")
     assert [len(record["cohort"]) for record in run.rounds] == [2, 3], "everybody takes part in the last round"
     scored = [record for record in run.clients if record["point"] == "personalized"]
-    assert [(r["round"], r["clients"], r["client"]) for r in scored] == [
+    assert [(r["round"], r["group"], r["client"]) for r in scored] == [
         (round, "new" if client == 3 else "known", client) for round in (1, 2) for client in range(4)
     ]
     assert all(0 <= record["accuracy"] <= 1 and record["num_test"] > 0 for record in scored)

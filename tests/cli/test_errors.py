@@ -27,7 +27,7 @@ BAD = [
     (["run", "--rounds"], USAGE, "--rounds"),
     (["run", "one.toml", "two.toml"], USAGE, "unexpected argument 'two.toml'."),
     (["demo", "--seed", "x"], USAGE, "--seed"),
-    (["list"], USAGE, "say what to list: algorithms, datasets, models, partitions, engines."),
+    (["list"], USAGE, "say what to list: algorithms, datasets, models, partitions, engines, metrics."),
     (["list", "algorithmz"], USAGE, "algorithms"),
     (["run", "-a", "fedavg", "-a", "local"], USAGE, "--algorithm is given 2 times; give it once."),
     (["run", "--rounds", "1", "--rounds=2"], USAGE, "--rounds is given 2 times"),

@@ -11,8 +11,8 @@ from scipy import stats
 from fedtailor.cli.main import main
 from fedtailor.cli.show import console
 from fedtailor.cli.show.progress import LiveProgress, PlainProgress, make_progress
+from fedtailor.experiment.intervals import wilson_interval
 from fedtailor.experiment.records import read_run
-from fedtailor.experiment.summary import wilson_interval
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +37,7 @@ COMMANDS = [
     ["list", "models"],
     ["list", "partitions"],
     ["list", "engines"],
+    ["list", "metrics"],
     ["doctor"],
     ["data", "list"],
     ["data", "list", "cifar10"],
@@ -80,7 +81,7 @@ def test_without_columns_a_pipe_gets_every_number_in_one_line(capsys):
 
 
 def record_of(number, accuracy=None):
-    evaluation = {"point": "global", "test_set": "clients", "clients": "known", "metrics": {}}
+    evaluation = {"point": "global", "test_set": "clients", "group": "known", "metrics": {}}
     if accuracy is not None:
         evaluation["metrics"] = {"accuracy": {"mean": accuracy, "worst10": accuracy / 2}}
     return {"round": number, "evaluations": [evaluation]}
@@ -179,7 +180,10 @@ def test_accuracies_from_few_examples_come_with_their_interval(folder, capsys):
         interval = wilson_interval(site["accuracy"], site["num_test"])
         assert site["accuracy_interval"] == interval
         (row,) = (line for line in out.splitlines() if line.startswith(f" {name} "))
-        assert row.split()[-3:] == [f"{100 * interval['low']:.1f}", "to", f"{100 * interval['high']:.1f}"]
+        positive = site["by_class"]["1"]
+        shares = [f"{100 * positive[name]:.1f}" for name in ("sensitivity", "specificity")]
+        expected = [f"{100 * interval['low']:.1f}", "to", f"{100 * interval['high']:.1f}"]
+        assert row.split()[-6:] == [*expected, f"{positive['auroc']:.3f}", *shares]
     pooled = result["metrics"]["personalized"]
     assert pooled["examples"] == sum(site["num_test"] for site in result["sites"].values())
     interval = pooled["pooled_interval"]

@@ -81,7 +81,7 @@ def test_scores_of_the_global_model_are_those_of_its_predictions():
 
 def _headings(report):
     """Return the descriptions of a report's evaluations."""
-    return [(e.point, e.adaptation, e.clients, e.ids) for e in report.evaluations]
+    return [(e.point, e.adaptation, e.group, e.ids) for e in report.evaluations]
 
 
 @cases("recorded", models=("module",), every=2)

@@ -125,7 +125,7 @@ def test_everybody_is_evaluated_after_aggregation(algorithm, model):
     plan = Planned(cohorts={1: [3], 2: [6]})
     trace = run(build(algorithm), Reference(), small_federation(model), participation=plan)
     for report in trace.reports:
-        found = {e.point: e.ids for e in report.evaluations if e.clients == "known" and e.test_set == "clients"}
+        found = {e.point: e.ids for e in report.evaluations if e.group == "known" and e.test_set == "clients"}
         assert found["personalized"] == list(small_federation(model).known)
         assert set(found.get("local", [])) <= {0, 1, 2, 3, 4, 6}
         assert found.get("global", found["personalized"]) == found["personalized"]

@@ -110,8 +110,18 @@ def test_scores_add_up_in_any_grouping(sizes, seed):
     left = metrics.add(metrics.add(parts[0], parts[1]), parts[2])
     right = metrics.add(parts[0], metrics.add(parts[1], parts[2]))
     torch.testing.assert_close(left, right, rtol=0, atol=1e-12)
-    torch.testing.assert_close(left, whole, rtol=0, atol=1e-12)
-    for exact in ("class_correct", "class_total", "bin_count", "bin_correct", "confusion"):
+    everything = metrics.across(metrics.total([whole]))
+    torch.testing.assert_close(metrics.across(left), everything, rtol=0, atol=1e-12)
+    for exact in (
+        "class_correct",
+        "class_total",
+        "bin_count",
+        "bin_correct",
+        "confusion",
+        "pairs",
+        "pairs_won",
+        "histogram",
+    ):
         assert torch.equal(getattr(left, exact), getattr(right, exact))
     assert torch.equal(metrics.add(parts[0], parts[1]).loss_sum, metrics.add(parts[1], parts[0]).loss_sum)
 

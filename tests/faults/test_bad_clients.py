@@ -245,7 +245,7 @@ def test_the_only_new_client_ends_no_run(federation, expected):
     found = run(BadElsewhere(training=TRAINING, method="onboard", client=new), Reference(), federation, rounds=ROUNDS)
     report = found.reports[-1]
     assert [(event["kind"], event["client"]) for event in report.events] == [("failed", new)]
-    (evaluation,) = [each for each in report.evaluations if each.clients == "new"]
+    (evaluation,) = [each for each in report.evaluations if each.group == "new"]
     assert evaluation.ids == [] and sorted(report.personal) == list(range(len(SIZES)))
 
 

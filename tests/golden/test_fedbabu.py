@@ -87,7 +87,7 @@ def test_tuning_of_the_head_leaves_the_body_with_its_buffers(recorder):
 def test_the_default_is_the_head_for_five_epochs_and_is_not_kept(recorder):
     federation = harness.make_federation((*harness.LABELS, NEWCOMER), num_new=1)
     recorder.run(FedBABU(training=TRAINING), federation)
-    found = {(e.point, e.clients): e.adaptation for e in recorder.reports[-1].evaluations}
+    found = {(e.point, e.group): e.adaptation for e in recorder.reports[-1].evaluations}
     assert found["personalized", "known"] == found["personalized", "new"] == "5 epochs of the head"
     w = harness.arrays(recorder.visit(2, "score", 0).shared.model)
     for client in (0, 1, 2):  # the new client is treated as the others are

@@ -143,5 +143,5 @@ def test_a_new_client_runs_the_evaluation_step_only(recorder, labels, mode):
     visit = recorder.visit(2, "personalize", 2)
     assert visit.plans == [] and (1, "train", 2) not in recorder.visits
     assert_same_bits(visit.output[0].body, visit.shared.body)
-    of_new_clients = [one.point for one in recorder.reports[1].evaluations if one.clients == "new"]
+    of_new_clients = [one.point for one in recorder.reports[1].evaluations if one.group == "new"]
     assert of_new_clients == ["global", "personalized"]

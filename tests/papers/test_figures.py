@@ -127,11 +127,13 @@ def finished(tmp_path_factory):
 def test_training_metrics_of_a_run(finished):
     found = training_metrics(finished)
     assert found["curve"]["round"] == [1, *range(2, 25, 2), 25]
-    surprise = [finished.rounds[number - 1]["metrics"]["feature_surprise"] for number in found["curve"]["round"]]
+    surprise = [
+        finished.rounds[number - 1]["training_metrics"]["feature_surprise"] for number in found["curve"]["round"]
+    ]
     assert found["curve"]["feature_surprise"] == pytest.approx(surprise, rel=1e-5)
     lines = [line for line in finished.clients if line["round"] == 25 and line["point"] == "training"]
     assert found["last_round"]["client"] == [line["client"] for line in lines] and len(lines) == 2
-    assert found["last_round"]["loss"] == pytest.approx([line["metrics"]["loss"] for line in lines], rel=1e-5)
+    assert found["last_round"]["loss"] == pytest.approx([line["training_metrics"]["loss"] for line in lines], rel=1e-5)
 
 
 def test_scores_by_client_of_a_run(finished):

@@ -216,7 +216,7 @@ class FailsLater(FedRep):
 @pytest.mark.parametrize("engine", [Reference(), Workers(2), Batched(3)], ids=lambda engine: engine.name)
 def test_a_client_that_fails_in_evaluation_is_left_out_and_named(federation, engine):
     report = run(FailsLater(training=TRAINING), engine, federation, rounds=1).reports[0]
-    personalized = next(e for e in report.evaluations if (e.point, e.clients) == ("personalized", "known"))
+    personalized = next(e for e in report.evaluations if (e.point, e.group) == ("personalized", "known"))
     assert personalized.ids == [0, 1, 2, 3, 5, 6] and len(personalized.scores) == 6
     assert sorted(report.personal) == [0, 1, 2, 3, 5, 6, 7, 8]
     event = {"kind": "failed", "round": 1, "client": FAULTY, "reason": "personalize: Broken: no luck"}
@@ -240,7 +240,7 @@ class Diverges(FedRep):
 @pytest.mark.parametrize("engine", [Reference(), Batched(3)], ids=lambda engine: engine.name)
 def test_a_model_that_is_not_finite_is_scored_named_and_not_kept(federation, engine):
     report = run(Diverges(training=TRAINING), engine, federation, rounds=1).reports[0]
-    personalized = next(e for e in report.evaluations if (e.point, e.clients) == ("personalized", "known"))
+    personalized = next(e for e in report.evaluations if (e.point, e.group) == ("personalized", "known"))
     assert personalized.ids == list(range(7)) and personalized.scores[FAULTY].class_correct.sum() == 0
     assert sorted(report.personal) == [0, 1, 2, 3, 5, 6, 7, 8]
     assert [(e["kind"], e["client"]) for e in report.events] == [("skipped", 5), ("failed", FAULTY)]

@@ -52,7 +52,7 @@ def curve(folder):
         record["round"]: evaluation["metrics"]["accuracy"]["mean"]
         for record in read_run(folder).rounds
         for evaluation in record["evaluations"]
-        if evaluation["test_set"] == "validation" and evaluation["clients"] == "known"
+        if evaluation["test_set"] == "validation" and evaluation["group"] == "known"
     }
 
 

@@ -7,8 +7,9 @@ the received body client i measures its class means m_c, ``V_i = (1 / n_i) sum_c
 next head of client i is ``sum_j a_j h_j``, where a minimizes an estimate of its error (:func:`mixing_weights`).
 
 Messages: down ``body``, ``class_means`` (mu) with ``known`` (1 for classes that have one), and the client's ``head``;
-up ``body`` (weight n_i), ``class_means`` under the trained body (weight n_i^c), and ``head`` and ``statistics`` (V, H),
-which the server sees of every single client. Without ``combine_heads`` these two are not sent.
+up ``body`` (weight n_i), ``class_means`` under the trained body (weight n_i^c), and ``head`` and ``statistics`` (V, how
+far features spread around their class means; H, the class means times the classes' shares), which the server sees of
+every single client. Without ``combine_heads`` these two are not sent.
 
 Deviations:
 * Class means are weighted by their counts, as in the paper's code. mu^c is the client's own m_c if no client has sent

@@ -12,8 +12,8 @@ sigma_j = softplus(r_j), and expects the head within rho_j^2 of the global head 
 All clients train in every round; the cohort uploads. The confidence is that of the M-step, from the means before the
 E-step, while the uploaded means are those after it.
 
-Messages: down and up ``head`` (w; m_j with weight tau_j) and ``body`` (theta; weight n_j): one number more than FedAvg.
-Variances never leave a client.
+Messages: down and up ``head`` (w; m_j with weight tau_j: one number, larger the surer the client is of its head and the
+nearer this is to w) and ``body`` (theta; weight n_j): one number more than FedAvg. Variances never leave a client.
 
 Deviations (P: paper, C: released code). P and C agree on the algorithm, so the presets ``reference`` and ``paper`` are
 the same. They differ in how they divide the data, and in what P leaves open:

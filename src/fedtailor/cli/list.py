@@ -10,14 +10,16 @@ from fedtailor.cli.options import Debug, Json
 from fedtailor.cli.shell import print_json
 from fedtailor.core.errors import UsageError, did_you_mean, match_name
 
-KINDS = ("algorithms", "datasets", "models", "partitions", "engines")
+KINDS = ("algorithms", "datasets", "models", "partitions", "engines", "metrics")
 
 
 def list_(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="KIND", show_default=False, help="One of: algorithms, datasets, models, partitions, engines."
+            metavar="KIND",
+            show_default=False,
+            help="One of: algorithms, datasets, models, partitions, engines, metrics.",
         ),
     ] = "",
     model: Annotated[
@@ -29,7 +31,7 @@ def list_(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the algorithms, data sets, models, partitions or engines."""
+    """List the algorithms, data sets, models, partitions, engines or metrics."""
     found = match_name(kind, KINDS)
     if found is None:
         if kind:

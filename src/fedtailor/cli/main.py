@@ -26,6 +26,7 @@ from fedtailor.cli.predict import predict
 from fedtailor.cli.resume import resume
 from fedtailor.cli.run import run_
 from fedtailor.cli.shell import command_line
+from fedtailor.cli.what_leaves import what_leaves
 
 app = make_app()
 app.command("demo", cls=Command)(demo)
@@ -35,6 +36,7 @@ app.command("predict", cls=Command)(predict)
 app.command("export", cls=Command)(export)
 app.command("onboard", cls=Command)(onboard)
 app.command("list", cls=Command)(list_)
+app.command("what-leaves", cls=Command)(what_leaves)
 app.command("doctor", cls=Command)(doctor)
 app.add_typer(data_app, name="data")
 app.add_typer(experiments_app, name="experiments")

@@ -76,17 +76,31 @@ def _parts(state: Any, task: Task, otherwise: str) -> list[str]:
 
 def most_bytes_up(messages: Messages, task: Task) -> int:
     """Return the bytes of an upload with as many rows as its declaration allows; a method may send fewer."""
-    weights = {_weight_name(name, field): field for name, field in messages.items() if field.reduction == "mean"}
+    of_weights = BYTES_PER_SCALAR * sum(numbers for _, numbers, _ in weights_sent(messages, task))
+    return of_weights + sum(field_bytes(field) for field in messages.values() if field.reduction != "none")
+
+
+def field_bytes(field: Field) -> int:
+    """Return the bytes of a field in an upload, with as many rows as its declaration allows."""
+    numbers = field.scalars()
+    return BYTES_PER_SCALAR * (numbers * field.rows // _all_rows(field) if field.rows else numbers)
+
+
+def weights_sent(messages: Messages, task: Task) -> list[tuple[str, int, list[str]]]:
+    """Return the weights of an upload: their kind, how many numbers they are, and the fields that they weigh.
+
+    A weight of several fields is sent once, but for those that a client computes itself.
+    """
+    by_name: dict[str, list[str]] = {}
+    for name, field in messages.items():
+        if field.reduction == "mean":
+            by_name.setdefault(_weight_name(name, field), []).append(name)
     numbers = {"num_train": 1, "equal": 0, "class_counts": task.num_classes}
-    scalars = sum(numbers.get(field.weight, _all_rows(field)) for field in weights.values())
-    for field in messages.values():
-        if field.reduction == "none":
-            continue
-        if field.rows:
-            scalars += field.scalars() * field.rows // _all_rows(field)
-        else:
-            scalars += field.scalars()
-    return BYTES_PER_SCALAR * scalars
+    found: list[tuple[str, int, list[str]]] = []
+    for names in by_name.values():
+        field = messages[names[0]]
+        found.append((field.weight, numbers.get(field.weight, _all_rows(field)), names))
+    return found
 
 
 def _all_rows(field: Field) -> int:

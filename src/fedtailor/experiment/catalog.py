@@ -6,6 +6,7 @@ from typing import Any
 
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.core.errors import find_name
+from fedtailor.core.metrics import METRICS
 from fedtailor.data import PARTITIONS
 from fedtailor.data.datasets.known import DATASETS
 from fedtailor.models import MODELS, build_model
@@ -21,8 +22,10 @@ def list_table(kind: str) -> list[dict[str, Any]]:
     """Return name and description of each entry of a table, ready for JSON.
 
     Args:
-        kind: ``algorithms``, ``datasets``, ``models``, ``partitions`` or ``engines``.
+        kind: ``algorithms``, ``datasets``, ``models``, ``partitions``, ``engines`` or ``metrics``.
     """
+    if kind == "metrics":
+        return [{"name": name, "description": metric.description} for name, metric in METRICS.items()]
     tables: dict[str, dict[str, str]] = {
         "algorithms": {name: entry.summary for name, entry in ALGORITHMS.items()},
         "datasets": {name: known.description for name, known in DATASETS.items()},

@@ -1,9 +1,9 @@
 """Run folders: written while a run goes on, and read back. No torch.
 
 A run folder holds ``experiment.toml`` (resolved), ``provenance.json``, ``split.json``, ``status.json``,
-``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``, ``models/CLIENT.safetensors`` with ``CLIENT.json``,
-``checkpoints`` (:mod:`fedtailor.simulation.checkpoint`), and ``result.json`` once it has finished. A run of several
-seeds holds one such folder per seed, ``seed-0`` and so on.
+``what-leaves.md``, ``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``, ``models/CLIENT.safetensors`` with
+``CLIENT.json``, ``checkpoints`` (:mod:`fedtailor.simulation.checkpoint`), and ``result.json`` once it has finished. A
+run of several seeds holds one such folder per seed, ``seed-0`` and so on.
 
 Files appear whole: written under a temporary name, synchronized, renamed. Lines are appended and synchronized
 once per round, ``rounds.jsonl`` last. A round that is in it is therefore complete in the other files. Anything that a
@@ -53,7 +53,7 @@ from fedtailor.core.reading import (
     read_object,
 )
 from fedtailor.core.whole_folder import LockedError, lock, whole_folder
-from fedtailor.experiment.schema import SCHEMA_VERSION, schema_of
+from fedtailor.experiment.schema import SCHEMA_VERSION, schema_of, upgrade_client, upgrade_round
 
 if TYPE_CHECKING:
     import numpy as np
@@ -314,6 +314,10 @@ class RunFolder:
         """Write ``split.json``: which client has which examples."""
         write_whole(self.path / "split.json", to_json(split) + "\n")
 
+    def write_page(self, name: str, text: str) -> None:
+        """Write a text for people."""
+        write_whole(self.path / name, text)
+
     def add_round(self, record: Record, *, clients: Sequence[Record] = (), events: Sequence[Record] = ()) -> None:
         """Append a round: one line for it, one per client and evaluation, one per event."""
         self._clients.append(clients)
@@ -464,7 +468,10 @@ class Run:
     status: dict[str, Any]
     split: dict[str, Any]
     rounds: list[dict[str, Any]]
-    """The lines of ``rounds.jsonl``. With several seeds: those of all of them, each line with its ``seed``."""
+    """The lines of ``rounds.jsonl``, with the names of the present version of records.
+
+    With several seeds: those of all of them, each line with its ``seed``.
+    """
     events: list[dict[str, Any]]
     """The lines of ``events.jsonl``, in the same way."""
     result: dict[str, Any] | None
@@ -488,7 +495,7 @@ class Run:
             return [{"seed": seed, **record} for seed, run in self.seeds.items() for record in run.clients]
         done = {record["round"] for record in self.rounds}
         records = _read_records(self.path, "clients.jsonl", needed="round")
-        return [record for record in records if record["round"] in done]
+        return [upgrade_client(record) for record in records if record["round"] in done]
 
     def model(self, client: str | int, *, seed: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Return a client's tensors by path, and its model card.
@@ -602,7 +609,7 @@ def _read_one(path: Path) -> Run:
         raise
     provenance = RunFolder(path).provenance()  # before the records, for a folder of a newer version
     config = parse_toml(text, config_file)
-    rounds = _read_records(path, "rounds.jsonl", needed="round")
+    rounds = [upgrade_round(record) for record in _read_records(path, "rounds.jsonl", needed="round")]
     done = {record["round"] for record in rounds}
     events = _read_records(path, "events.jsonl")
     split = _read_optional(path / "split.json")

@@ -30,6 +30,7 @@ from fedtailor.experiment.resume import (
     refuse_other_data,
     with_first_choices,
 )
+from fedtailor.experiment.what_leaves import FILE_NAME, page_of_parts, to_markdown
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
 from fedtailor.simulation.engines.store import IN_MEMORY, Store
 from fedtailor.simulation.report import RoundReport, RunState
@@ -239,6 +240,7 @@ def _begin(parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, prog
             folder.write_provenance(_provenance(parts))
         beginning = _Beginning(None, summary.Totals(), absences=absences)
         folder.write_split({**split_record(parts.divided.division, parts.divided.conditions)})
+        folder.write_page(FILE_NAME, to_markdown(page_of_parts(parts)))
         notes += parts.notes
     else:
         recorded = folder.count_rounds()
@@ -299,7 +301,7 @@ def _result(parts: PreparedRun, folder: RunFolder, last: RoundReport, totals: su
     """Return the result of a run from the report of its last round, and the sums over all rounds."""
     config = parts.config
     final = last.final or last
-    metrics, new_clients = summary.final_metrics(summary.round_record(final, parts.federation))
+    metrics, new_clients = summary.final_metrics(final, parts.federation)
     result = {
         "run": str(folder.path),
         "algorithm": config.algorithm.name,

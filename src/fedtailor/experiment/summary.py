@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedtailor.core.federation import Federation
-from fedtailor.core.metrics import Scores, confusion, per_client, recall, reliability, summarize
+from fedtailor.core.metrics import (
+    HIGHER_IS_BETTER,
+    ClassShares,
+    Scores,
+    across,
+    auroc,
+    auroc_error,
+    by_class,
+    confusion,
+    is_ranked,
+    per_client,
+    recall,
+    reliability,
+    score_bins,
+    summarize,
+    total,
+)
+from fedtailor.experiment.intervals import Interval, auroc_interval, mean_interval, wilson_interval
 from fedtailor.simulation.report import Evaluation, RoundReport
 
 Record = dict[str, Any]
-_NORMAL_975 = 1.959963984540054
-"""The 97.5 % quantile of the normal distribution."""
 _EVENTS = {
     "quarantine": "upload{s} left out",
     "failed": "client{s} failed",
@@ -30,7 +46,7 @@ def round_record(report: RoundReport, federation: Federation) -> Record:
         "steps": report.steps,
         "bytes": {"up": report.bytes_up, "down": report.bytes_down},
         "seconds": report.seconds,
-        "metrics": {name: _mean(list(values.values())) for name, values in report.metrics.items()},
+        "training_metrics": {name: _mean(list(values.values())) for name, values in report.metrics.items()},
         "evaluations": [_evaluation_record(evaluation, federation) for evaluation in report.evaluations],
     }
     best = report.state.selection
@@ -82,33 +98,43 @@ def client_records(report: RoundReport, federation: Federation) -> list[Record]:
             record |= per_client(scores)
             record["recall"] = recall(scores)
             record |= _details(scores)
+            if is_ranked(scores):
+                record.setdefault("auroc", None)
+                record["auroc_by_class"] = {str(label): area for label, area in enumerate(auroc(scores))}
+                record["score_bins"] = score_bins(scores)
             record |= _of_client("diagnostics", evaluation.diagnostics, client)
             records.append(record)
     for client in sorted({client for values in report.metrics.values() for client in values}):
         record = {"round": report.round, "client": client, "point": "training"}
-        records.append(record | _of_client("metrics", report.metrics, client))
+        records.append(record | _of_client("training_metrics", report.metrics, client))
     return records
 
 
-def final_metrics(record: Record) -> tuple[Record, Record]:
-    """Return the metrics by evaluation point of a round's record: of the known clients, and of the new ones.
+def final_metrics(report: RoundReport, federation: Federation) -> tuple[Record, Record]:
+    """Return the metrics of a round by evaluation point: of the known clients, and of the new ones.
 
     ``validation`` holds those of personalized models on validation examples, ``global_complete`` those of the global
-    model on the complete official test part.
+    model on the complete official test part. ``by_class`` holds AUROC, sensitivity and specificity of every class.
     """
     known: Record = {}
     new: Record = {}
-    for evaluation in record["evaluations"]:
-        place = known if evaluation["clients"] == "known" else new
-        labels = {name: evaluation[name] for name in ("adaptation", "test_set", "conditions") if name in evaluation}
-        place[evaluation_name(evaluation)] = {**labels, "round": record["round"], **evaluation["metrics"]}
+    for evaluation in report.evaluations:
+        place = known if evaluation.group == "known" else new
+        record = _evaluation_record(evaluation, federation)
+        labels = {name: record[name] for name in ("adaptation", "test_set", "conditions") if name in record}
+        place[evaluation_name(record)] = {
+            **labels,
+            "round": report.round,
+            **record["metrics"],
+            **_over_sites(evaluation.scores, federation.class_names),
+        }
     return known, new
 
 
 def site_scores(report: RoundReport, federation: Federation) -> Record:
     """Return the scores of the personalized models by the clients' names; empty where clients have no names.
 
-    ``accuracy_interval`` is the 95 % interval of an accuracy, see :func:`wilson_interval`.
+    ``accuracy_interval`` is the 95 % interval of an accuracy, and so on: see :mod:`fedtailor.experiment.intervals`.
     """
     if not federation.client_names:
         return {}
@@ -124,28 +150,98 @@ def site_scores(report: RoundReport, federation: Federation) -> Record:
             }
             if "accuracy" in site:
                 site["accuracy_interval"] = wilson_interval(site["accuracy"], _num_examples(scores))
+                site.setdefault("auroc", None)
+                site["by_class"] = _of_site(scores, federation.class_names)
+                site["confusion"] = confusion(scores)
             sites[federation.client_names[client]] = site
     return sites
 
 
-def wilson_interval(accuracy: float, num_examples: int) -> Record:
-    """Return the 95 % interval of an accuracy that was measured on ``num_examples`` test examples.
+def _of_site(scores: Scores, class_names: Sequence[str]) -> Record:
+    """Return AUROC, sensitivity and specificity of every class at one site, each with its interval.
 
-    Wilson 1927, "Probable inference, the law of succession, and statistical inference", JASA 22 (158). The interval
-    is about the examples only: it takes the model as given.
-
-    Returns:
-        ``low`` and ``high``, fractions.
-
-    Example:
-        >>> {name: round(bound, 3) for name, bound in wilson_interval(0.75, 12).items()}
-        {'low': 0.468, 'high': 0.911}
+    None stands for what has no value, because the site has no example of the class, or no other.
     """
-    ratio = _NORMAL_975**2 / num_examples
-    center = (accuracy + ratio / 2) / (1 + ratio)
-    variance = accuracy * (1 - accuracy) / num_examples + ratio / (4 * num_examples)
-    half_width = _NORMAL_975 * math.sqrt(variance) / (1 + ratio)
-    return {"low": max(0.0, center - half_width), "high": min(1.0, center + half_width)}
+    areas = auroc(scores)
+    classes: Record = {}
+    for label, counts in enumerate(by_class(scores)):
+        entry: Record = _named(label, class_names)
+        entry["positives"] = round(counts.positives)
+        entry["negatives"] = round(counts.negatives)
+        entry["auroc"] = areas[label]
+        entry["auroc_interval"] = _auroc_interval(areas[label], scores, label)
+        for name, right, examples in _shares(counts):
+            entry[name] = right / examples if examples else None
+            entry[f"{name}_interval"] = wilson_interval(right / examples, round(examples)) if examples else None
+        classes[str(label)] = entry
+    return classes
+
+
+def _over_sites(scores: Sequence[Scores], class_names: Sequence[str]) -> Record:
+    """Return AUROC, sensitivity and specificity of every class over clients, with the confusion counts of all.
+
+    ``mean`` is over the clients that have the figure, ``pooled`` over all examples; both come with an interval.
+    """
+    scored = [each for each in scores if float(each.class_total.sum()) > 0]
+    if not scored:
+        return {}
+    together = across(total(scored))
+    pooled_areas = auroc(together)
+    errors = auroc_error(together)
+    areas = [auroc(each) for each in scored]
+    counts = [by_class(each) for each in scored]
+    classes: Record = {}
+    for label, pooled in enumerate(by_class(together)):
+        entry: Record = _named(label, class_names)
+        entry["positives"] = round(pooled.positives)
+        entry["negatives"] = round(pooled.negatives)
+        entry["auroc"] = {
+            "pooled": pooled_areas[label],
+            "pooled_error": errors[label],
+            "pooled_interval": _auroc_interval(pooled_areas[label], together, label, error=errors[label] or 0.0),
+            **_mean_over([area[label] for area in areas]),
+        }
+        for place, (name, right, examples) in enumerate(_shares(pooled)):
+            single = [_shares(client[label])[place] for client in counts]
+            entry[name] = {
+                "pooled": right / examples if examples else None,
+                "pooled_interval": wilson_interval(right / examples, round(examples)) if examples else None,
+                **_mean_over([right / examples if examples else None for _, right, examples in single]),
+            }
+        classes[str(label)] = entry
+    return {"by_class": classes, "confusion": confusion(together)}
+
+
+def _named(label: int, class_names: Sequence[str]) -> Record:
+    """Return the name of a class, if the classes have names."""
+    return {"class": class_names[label]} if class_names else {}
+
+
+def _shares(counts: ClassShares) -> tuple[tuple[str, float, float], ...]:
+    """Return the shares of a class: name, right examples, all examples."""
+    return (
+        ("sensitivity", counts.found, counts.positives),
+        ("specificity", counts.rejected, counts.negatives),
+    )
+
+
+def _auroc_interval(area: float | None, scores: Scores, label: int, *, error: float = 0.0) -> Interval | None:
+    """Return the interval of the AUROC of a class; None where it has no AUROC."""
+    if area is None:
+        return None
+    positives = float(scores.class_total[label])
+    negatives = float(scores.class_total.sum()) - positives
+    return auroc_interval(area, positives, negatives, error=error)
+
+
+def _mean_over(values: Sequence[float | None]) -> Record:
+    """Return the mean over the clients that have a value, its interval, and how many they are."""
+    found = [value for value in values if value is not None]
+    if not found:
+        return {"mean": None, "mean_interval": None, "clients": 0}
+    mean = _mean(found)
+    interval = mean_interval(mean, statistics.stdev(found), len(found)) if len(found) > 1 else None
+    return {"mean": mean, "mean_interval": interval, "clients": len(found)}
 
 
 def evaluation_name(evaluation: Mapping[str, Any]) -> str:
@@ -219,7 +315,8 @@ def average(results: Sequence[Record]) -> Record:
 def _average(values: Sequence[Any]) -> Any:
     if isinstance(values[0], Mapping):
         shared = [name for name in values[0] if all(name in value for value in values)]
-        names = [name for name in shared if not name.endswith("interval")]  # a mean of intervals is not an interval
+        # a mean of intervals is not an interval, and counts of one seed are not those of all
+        names = [name for name in shared if not name.endswith("interval") and name != "confusion"]
         merged = {name: _average([value[name] for value in values]) for name in names}
         if "mean" in merged and "pooled" in merged:
             numbers = [name for name in names if isinstance(merged[name], float)]
@@ -228,16 +325,16 @@ def _average(values: Sequence[Any]) -> Any:
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         mean = _mean(values)
         return round(mean) if all(isinstance(value, int) for value in values) else mean
-    return values[0]
+    return None if None in values else values[0]
 
 
 def _labels(evaluation: Evaluation) -> Record:
-    """Return the labels of an evaluation: point, adaptation, test set and clients."""
+    """Return the labels of an evaluation: point, adaptation, test set and group of clients."""
     return {
         "point": evaluation.point,
         "adaptation": evaluation.adaptation,
         "test_set": evaluation.test_set,
-        "clients": evaluation.clients,
+        "group": evaluation.group,
     }
 
 
@@ -251,6 +348,11 @@ def _summary(evaluation: Evaluation, federation: Federation, places: Iterable[in
     figures["examples"] = sum(_num_examples(each) for each in scores)
     if "accuracy" in figures:
         figures["pooled_interval"] = wilson_interval(figures["accuracy"]["pooled"], figures["examples"])
+    for name in HIGHER_IS_BETTER:
+        if "std" in figures.get(name, {}):
+            metric = figures[name]
+            count = round(metric.get("clients", figures["clients"]["evaluated"]))
+            metric["mean_interval"] = mean_interval(metric["mean"], metric["std"], count, is_share=name != "loss")
     return figures
 
 

@@ -18,6 +18,8 @@ Record = dict[str, Any]
 
 DEFAULT_FOLDER = "experiments/results"
 _NEEDED = ("digest", "seed", "result")
+_LONG = ("recall", "by_class", "confusion")
+"""Figures by class, which are not kept."""
 _ROUNDING = 1e-9
 """A difference of exactly the tolerance must not be outside because of floating-point numbers."""
 _FLAT_LIST = re.compile(r"\[[^][{}\"]*\]")
@@ -175,7 +177,7 @@ def _standard_error(values: Sequence[float]) -> float | None:
 
 
 def _shortened(value: Any) -> Any:
-    """Return a result without the recalls by class."""
+    """Return a result without the figures by class."""
     if isinstance(value, Mapping):
-        return {name: _shortened(item) for name, item in value.items() if name != "recall"}
+        return {name: _shortened(item) for name, item in value.items() if name not in _LONG}
     return value

@@ -160,7 +160,7 @@ def learning_curve(finished: Run) -> list[Record]:
         {
             "round": record["round"],
             "point": evaluation_name(evaluation),
-            "clients": evaluation["clients"],
+            "clients": evaluation["group"],
             "evaluated": evaluation["metrics"]["clients"]["evaluated"],
             "mean": evaluation["metrics"]["accuracy"]["mean"],
             "pooled": evaluation["metrics"]["accuracy"]["pooled"],
@@ -180,7 +180,7 @@ def scores_by_client(finished: Run) -> Record:
     last = [
         record
         for record in finished.clients
-        if record["round"] == finished.rounds[-1]["round"] and record.get("clients") == "known"
+        if record["round"] == finished.rounds[-1]["round"] and record.get("group") == "known"
     ]
     evaluated = [record for record in last if record["test_set"] == "clients" and "accuracy" in record]
     number_of_clients = max((record["client"] for record in evaluated), default=-1) + 1

@@ -23,8 +23,8 @@ def training_metrics(finished: Run) -> dict[str, dict[str, list[Any]]]:
     chosen = [record for record in finished.rounds if record["round"] % step == 0 or record["round"] in (1, last)]
     lines = [line for line in finished.clients if line["round"] == last and line["point"] == "training"]
     return {
-        "curve": _columns("round", [(record["round"], record["metrics"]) for record in chosen]),
-        "last_round": _columns("client", [(line["client"], line["metrics"]) for line in lines]),
+        "curve": _columns("round", [(record["round"], record["training_metrics"]) for record in chosen]),
+        "last_round": _columns("client", [(line["client"], line["training_metrics"]) for line in lines]),
     }
 
 

@@ -12,6 +12,7 @@ import torch
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core import rng
 from fedtailor.core.errors import DataError
+from fedtailor.experiment.intervals import wilson_interval
 from fedtailor.serving.load import make_model
 from fedtailor.serving.onboard import Server, global_model, onboard
 from fedtailor.serving.site_data import SiteData
@@ -120,20 +121,13 @@ def _candidate(name: str, right: dict[str, np.ndarray]) -> Candidate:
     mine = right[name]
     others = [each for other, each in right.items() if other != name]
     best = max(others, key=lambda each: each.mean())
-    low, high = _wilson(int(mine.sum()), len(mine))
+    interval = wilson_interval(float(mine.mean()), len(mine))
     paired = mine.astype(float) - best
     error = _NORMAL_975 * paired.std(ddof=1) / math.sqrt(len(paired))
     difference = float(paired.mean())
-    return Candidate(name, float(mine.mean()), low, high, difference, difference - error, difference + error)
-
-
-def _wilson(count: int, total: int) -> tuple[float, float]:
-    """Return the 95 % score interval of a share."""
-    share = count / total
-    square = _NORMAL_975**2
-    center = (share + square / (2 * total)) / (1 + square / total)
-    half = _NORMAL_975 / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total**2))
-    return center - half, center + half
+    return Candidate(
+        name, float(mine.mean()), interval["low"], interval["high"], difference, difference - error, difference + error
+    )
 
 
 def _advice(candidates: list[Candidate]) -> str:

@@ -14,7 +14,7 @@ from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine, Failure, Job
 from fedtailor.core.federation import ClientInfo, Federation, Split
 from fedtailor.core.message import Problem, Upload
-from fedtailor.core.metrics import Scores, add
+from fedtailor.core.metrics import SCORE_BINS, Scores, across, add, packed
 from fedtailor.core.task import Task
 from fedtailor.simulation.engines.containment import contained
 from fedtailor.simulation.engines.private_inputs import copy_of
@@ -42,7 +42,7 @@ _LARGEST_GROUP = 512
 _SMALLEST_GROUP = 32
 """The fewest, however large their models are."""
 _GROUP_BYTES = 2**28
-"""Bytes of the models of a group, between these bounds."""
+"""Bytes of the models and scores of a group, between these bounds."""
 _COMPLETE_CHUNK = 1000
 """Examples of the complete test part that one worker scores at once."""
 
@@ -194,6 +194,8 @@ class LocalClients:
                 problem = problem_at_client(state, metrics)
                 if problem is None:
                     self._trained[client] = state
+                if isinstance(scores, Scores):
+                    scores = packed(scores)
                 yield client, TrainReply(round, request.attempt, upload, metrics, scores, problem)
 
     def accept(self, client: int) -> None:
@@ -239,7 +241,8 @@ class LocalClients:
         program = client_program(self.algorithm, request)
         common = self._shared_inputs(model, round)
         for group in self._groups(request, clients):
-            yield from group.pair(self.engine.map(program, common, group.jobs))
+            for client, output in group.pair(self.engine.map(program, common, group.jobs)):
+                yield client, output if isinstance(output, Failure) else packed(output)
 
     def score_complete(self, request: ScoreRequest, model: Any, round: int) -> Scores | Failure | None:
         """Score one model on the complete test part, in chunks; any client can do it, a global model is the same."""
@@ -257,7 +260,7 @@ class LocalClients:
             if isinstance(output, Failure):
                 return output
             total = output if total is None else add(total, output)
-        return total
+        return None if total is None else packed(across(total))
 
     def personalize(
         self, request: PersonalizeRequest, shared: Any, clients: Sequence[int], round: int
@@ -275,7 +278,8 @@ class LocalClients:
                 if not problem and request.keep:
                     self.personal[client] = personal
                 problem = problem or problem_with_numbers(diagnostics, "diagnostic")
-                yield client, PersonalizeReply(scores, usable_numbers(diagnostics), problem)
+                kept = {name: packed(each) for name, each in scores.items()}
+                yield client, PersonalizeReply(kept, usable_numbers(diagnostics), problem)
 
     def _groups(self, request: Request, clients: Sequence[int]) -> Iterator[_Group]:
         """Yield the clients in groups whose outputs are in memory at the same time."""
@@ -288,9 +292,11 @@ class LocalClients:
             yield _Group(ids, jobs, failures)
 
     def _group_size(self) -> int:
-        """Return how many clients run before their outputs are used: fewer where models are large."""
-        numbers = sum(math.prod(shape) for shape in self.federation.common_task.model.shapes.values())
-        fitting = _GROUP_BYTES // max(4 * numbers, 1)
+        """Return how many clients run before their outputs are used: fewer where models or scores are large."""
+        task = self.federation.common_task
+        model_bytes = 4 * sum(math.prod(shape) for shape in task.model.shapes.values())
+        score_bytes = 8 * (2 * SCORE_BINS + task.num_classes) * task.num_classes
+        fitting = _GROUP_BYTES // (model_bytes + score_bytes)
         return min(_LARGEST_GROUP, max(_SMALLEST_GROUP, fitting))
 
     def _shared_inputs(self, shared: Any, round: int) -> SharedInputs:

@@ -18,24 +18,27 @@ from fedtailor.simulation.report import Evaluation, RoundReport, Stage, add_even
 R = TypeVar("R")
 
 
-def evaluate_global(report: RoundReport, roster: Roster, clients: Clients, model: Any) -> None:
+def evaluate_global(report: RoundReport, roster: Roster, clients: Clients, model: Any, *, rank: bool) -> None:
     """Score a global model on every client's test examples, and on the complete test part if there is one."""
-    _score_global(report, clients, model, roster.known, new=False)
+    request = ScoreRequest(rank=rank)
+    _score_global(report, request, clients, model, roster.known, new=False)
     if roster.num_new:
-        _score_global(report, clients, model, roster.new, new=True)
-    complete = clients.score_complete(ScoreRequest(), model, report.round)
+        _score_global(report, request, clients, model, roster.new, new=True)
+    complete = clients.score_complete(request, model, report.round)
     if isinstance(complete, Failure):
         add_failure(report, -1, "evaluate on the complete test part", complete)
     elif complete is not None:
         report.evaluations.append(Evaluation("global", "none", "known", [], [complete], "complete"))
 
 
-def _score_global(report: RoundReport, clients: Clients, model: Any, ids: Sequence[int], *, new: bool) -> None:
+def _score_global(
+    report: RoundReport, request: ScoreRequest, clients: Clients, model: Any, ids: Sequence[int], *, new: bool
+) -> None:
     """Score a global model on the test examples of the known clients, or of the new ones."""
-    replies = clients.score(ScoreRequest(), model, ids, report.round)
+    replies = clients.score(request, model, ids, report.round)
     scores = dict(_without_failures(report, replies, len(ids), "evaluate"))
-    who: Literal["known", "new"] = "new" if new else "known"
-    report.evaluations.append(Evaluation("global", "none", who, list(scores), list(scores.values())))
+    group: Literal["known", "new"] = "new" if new else "known"
+    report.evaluations.append(Evaluation("global", "none", group, list(scores), list(scores.values())))
 
 
 def evaluate_personalized(
@@ -47,6 +50,7 @@ def evaluate_personalized(
     *,
     new: bool,
     keep: bool,
+    rank: bool,
 ) -> None:
     """Personalize and score the known clients, or the new ones.
 
@@ -58,9 +62,10 @@ def evaluate_personalized(
         shared: what these clients receive.
         new: whether to take the clients that never take part in training, in place of the known ones.
         keep: whether clients keep their models.
+        rank: whether the scores hold what AUROC needs.
     """
     ids = roster.new if new else roster.known
-    request = PersonalizeRequest(new=new, validate=roster.validates, keep=keep)
+    request = PersonalizeRequest(new=new, validate=roster.validates, keep=keep, rank=rank)
     replies = clients.personalize(request, shared, ids, report.round)
     diagnostics: dict[str, dict[int, float]] = {}
     scored: dict[int, dict[str, Scores]] = {}
@@ -79,7 +84,7 @@ def evaluate_personalized(
         evaluation = Evaluation(
             point="personalized",
             adaptation=algorithm.adaptation_summary(new=new),
-            clients="new" if new else "known",
+            group="new" if new else "known",
             ids=list(scored),
             scores=[scores[test_set] for scores in scored.values()],
             test_set=test_set,
@@ -96,7 +101,7 @@ def validation_accuracy(report: RoundReport) -> float | None:
     accuracies = [
         figures["accuracy"]
         for evaluation in report.evaluations
-        if evaluation.test_set == "validation" and evaluation.clients == "known"
+        if evaluation.test_set == "validation" and evaluation.group == "known"
         for figures in map(per_client, evaluation.scores)
         if figures
     ]

@@ -31,6 +31,8 @@ class TrainRequest:
     """How often the round was attempted before; every attempt draws other random numbers."""
     hold: bool = False
     """Whether the server accepts no client's round before all have replied."""
+    rank: bool = False
+    """Whether the scores hold what AUROC needs."""
 
     @property
     def parts(self) -> frozenset[str]:
@@ -49,6 +51,8 @@ class PersonalizeRequest:
     """Whether the model is scored on the validation examples too."""
     keep: bool = False
     """Whether the client keeps the model."""
+    rank: bool = False
+    """Whether the scores hold what AUROC needs."""
     parts: ClassVar[frozenset[str]] = frozenset({"train", "val", "test"})
 
 
@@ -57,6 +61,8 @@ class ScoreRequest:
     """Score a given model on a client's test examples."""
 
     name: ClassVar[str] = "score"
+    rank: bool = False
+    """Whether the scores hold what AUROC needs."""
     parts: ClassVar[frozenset[str]] = frozenset({"test"})
 
 
@@ -164,7 +170,8 @@ def train_program(
     has_model = not (isinstance(update.personal, tuple) and update.personal == ())
     scores: Scores | tuple[()] = ()
     if request.evaluate and has_model:
-        scores = score_model(task, common, inputs, update.personal, _test(common, inputs), algorithm=algorithm)
+        examples = _test(common, inputs)
+        scores = score_model(task, common, inputs, update.personal, examples, algorithm=algorithm, rank=request.rank)
     return TrainOutput(update.state, update.upload, dict(update.metrics), scores)
 
 
@@ -197,7 +204,8 @@ def personalize_program(
     if request.validate:
         parts["validation"] = data.val
     scores = {
-        name: score_model(task, common, inputs, personal, part, algorithm=algorithm) for name, part in parts.items()
+        name: score_model(task, common, inputs, personal, part, algorithm=algorithm, rank=request.rank)
+        for name, part in parts.items()
     }
     numbers = dict(algorithm.diagnostics(task, personal))
     if request.new:
@@ -215,7 +223,8 @@ def score_program(
 ) -> Scores:
     """Score the model in ``common.shared`` on a client's test examples."""
     task = algorithm.bind(task)
-    return score_model(task, common, inputs, common.shared, _test(common, inputs), algorithm=algorithm)
+    examples = _test(common, inputs)
+    return score_model(task, common, inputs, common.shared, examples, algorithm=algorithm, rank=request.rank)
 
 
 def score_model(
@@ -226,11 +235,12 @@ def score_model(
     examples: ExampleSet,
     *,
     algorithm: Algorithm[Any, Any, Any],
+    rank: bool,
 ) -> Scores:
     """Score a model on some of a client's examples."""
     key = client_key(common, inputs, "predict")
     logits = forward(task, partial(_predict, algorithm), personal, examples, key=key)
-    return score(logits, examples.labels(), examples.weight, task.num_classes)
+    return score(logits, examples.labels(), examples.weight, task.num_classes, rank=rank)
 
 
 def _predict(

@@ -23,7 +23,8 @@ class Evaluation:
     point: Point
     adaptation: str
     """How the model was adapted to the client's training data before."""
-    clients: Literal["known", "new"]
+    group: Literal["known", "new"]
+    """Clients that take part in training, or new ones, which never do."""
     ids: list[int]
     scores: list[Scores]
     test_set: Literal["clients", "validation", "complete"] = "clients"

@@ -272,6 +272,7 @@ class _Server:
             attempt=report.attempt,
             # otherwise the first upload that can be used is enough, and no client is left out afterwards
             hold=self.participation.min_clients > 1 or (self.everybody_trains and bool(self.uploaded)),
+            rank=report.round == schedule.rounds,
         )
         report.bytes_down += download_bytes(self.messages) * len(clients)
         shared = self.broadcast(report.round, report.cohort)
@@ -379,7 +380,7 @@ class _Server:
                 Evaluation(
                     point="local",
                     adaptation="local training of the round",
-                    clients="known",
+                    group="known",
                     ids=list(scores),
                     scores=list(scores.values()),
                 )
@@ -418,23 +419,24 @@ class _Server:
     def evaluate(self, report: RoundReport, clients: Clients) -> None:
         """Run the evaluations that are due."""
         schedule = self.schedule
+        rank = report.round == schedule.rounds  # it takes some percent of an evaluation's time
         if schedule.evaluation_is_due(report.round, schedule.evaluate_every):
-            self._evaluate_global(report, clients)
+            self._evaluate_global(report, clients, rank=rank)
         if schedule.evaluation_is_due(report.round, schedule.personalized_every):
             # if validation examples decide, the final models are made when the decision is known
             keep = report.round == schedule.rounds and not schedule.watches_validation
-            self._evaluate_personalized(report, clients, keep=keep)
+            self._evaluate_personalized(report, clients, keep=keep, rank=rank)
 
-    def _evaluate_global(self, report: RoundReport, clients: Clients) -> None:
+    def _evaluate_global(self, report: RoundReport, clients: Clients, *, rank: bool) -> None:
         model = self.algorithm.global_model(self.task, self.state.server)
         if model is not None:
-            evaluate_global(report, self.roster, clients, model)
+            evaluate_global(report, self.roster, clients, model, rank=rank)
 
-    def _evaluate_personalized(self, report: RoundReport, clients: Clients, *, keep: bool) -> None:
+    def _evaluate_personalized(self, report: RoundReport, clients: Clients, *, keep: bool, rank: bool) -> None:
         """Make and test the personal models of the known clients and of the new ones."""
         for new in (False, True) if self.roster.num_new else (False,):
             shared = self.broadcast(report.round, self.roster.new if new else self.roster.known)
-            evaluate_personalized(report, self.algorithm, self.roster, clients, shared, new=new, keep=keep)
+            evaluate_personalized(report, self.algorithm, self.roster, clients, shared, new=new, keep=keep, rank=rank)
         if keep:
             report.personal = clients.personal
 
@@ -481,8 +483,8 @@ class _Server:
                 participated=chosen.participated,
             )
         final = RoundReport(round, [], self.state, is_last=True)
-        self._evaluate_global(final, clients)
-        self._evaluate_personalized(final, clients, keep=True)
+        self._evaluate_global(final, clients, rank=True)
+        self._evaluate_personalized(final, clients, keep=True, rank=True)
         report.final = final
         report.personal = final.personal
         report.state = self.state

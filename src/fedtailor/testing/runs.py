@@ -13,7 +13,7 @@ from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine, Failure
 from fedtailor.core.federation import Federation
 from fedtailor.core.message import Messages, Problem, problem_with
-from fedtailor.core.metrics import Scores
+from fedtailor.core.metrics import Scores, total
 from fedtailor.core.schedule import Schedule
 from fedtailor.simulation.quarantine import problem_at_client
 from fedtailor.simulation.report import RoundReport, describe
@@ -210,14 +210,14 @@ def _distance(first: Tensor, second: Tensor) -> float:
     return float((first.double() - second.double()).abs().max())
 
 
-def scores_of(trace: Trace, point: str, clients: str = "known") -> list[Scores] | None:
+def scores_of(trace: Trace, point: str, group: str = "known") -> list[Scores] | None:
     """Return the scores of the last evaluation at a point; None if there was none."""
     evaluations = [each for report in trace.reports for each in report.evaluations]
-    found = [each for each in evaluations if each.point == point and each.clients == clients]
+    found = [each for each in evaluations if each.point == point and each.group == group]
     return found[-1].scores if found else None
 
 
 def accuracy(scores: list[Scores]) -> float:
     """Return the accuracy over the test examples of all clients."""
-    total = Scores(*(torch.stack(column).sum(0) for column in zip(*scores, strict=True)))
-    return float(total.class_correct.sum() / total.class_total.sum())
+    together = total(scores)
+    return float(together.class_correct.sum() / together.class_total.sum())

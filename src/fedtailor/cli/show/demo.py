@@ -28,7 +28,7 @@ NEXT_STEPS = (
     "Which method is best depends on the data and the training. See docs/demo.md for the numbers. Next:",
     f"  fedtailor run -a pfedfda {_SAME_SETTINGS} --set algorithm.cov_ridge=0.01",
     f"  fedtailor run -a fedavg_ft {_SAME_SETTINGS} --set training.lr=0.1",
-    "  fedtailor list algorithms        (or datasets, models, partitions, engines)",
+    "  fedtailor list algorithms        (or datasets, models, partitions, engines, metrics)",
     "  fedtailor run --help",
 )
 

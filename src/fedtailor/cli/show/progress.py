@@ -174,5 +174,5 @@ def _accuracies(evaluation: Mapping[str, Any]) -> str:
     point = evaluation["point"]
     names = {"clients": point, "complete": f"{point} on the whole test part"}
     name = names.get(evaluation["test_set"], "validation")
-    clients = " of new clients" if evaluation["clients"] == "new" else ""
+    clients = " of new clients" if evaluation["group"] == "new" else ""
     return f"{name}{clients} {percent(accuracy['mean'])} % (worst tenth {percent(accuracy['worst10'])} %)"

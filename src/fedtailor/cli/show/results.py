@@ -70,15 +70,41 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
     """Print a row per site, if the clients have names."""
     if not sites:
         return
-    rows = [
-        [shortened(name), f"{site['num_train']:,}", f"{site['num_test']:,}", *_site_accuracy(site)]
-        for name, site in sites.items()
-    ]
-    below = "interval: 95 % interval (Wilson) of the site's accuracy, from its number of test examples."
-    if len(rows) > _MOST_SITES:
-        below = f"and {len(rows) - _MOST_SITES:,} more, in clients.jsonl. {below}"
     columns = ["site", "training\nexamples", "test\nexamples", "accuracy", "95 %\ninterval"]
-    table("Personalized models by site: accuracy in %", columns, rows[:_MOST_SITES], below=below)
+    below = "interval: 95 % interval (Wilson) of the site's accuracy, from its number of test examples."
+    positive = _positive_class(sites)
+    if positive:
+        intervals = ", with their intervals" if any("accuracy_interval" in site for site in sites.values()) else ""
+        columns += ["AUROC", "sensi-\ntivity", "speci-\nficity"]
+        below += (
+            f" AUROC (0 to 1), sensitivity and specificity (in %) are of the class {shortened(positive)}; "
+            f"result.json holds them for both classes{intervals}."
+        )
+    if len(sites) > _MOST_SITES:
+        below = f"and {len(sites) - _MOST_SITES:,} more, in clients.jsonl. {below}"
+    rows = []
+    for name, site in list(sites.items())[:_MOST_SITES]:
+        row = [shortened(name), f"{site['num_train']:,}", f"{site['num_test']:,}", *_site_accuracy(site)]
+        rows.append(row + _site_of_two_classes(site) if positive else row)
+    table("Personalized models by site: accuracy in %", columns, rows, below=below)
+
+
+def _positive_class(sites: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the name of the last of two classes; empty if there are more, or no site has test examples."""
+    for site in sites.values():
+        classes = site.get("by_class", {})
+        if len(classes) == 2:
+            return str(classes["1"].get("class", "1"))
+    return ""
+
+
+def _site_of_two_classes(site: Mapping[str, Any]) -> list[str]:
+    """Return AUROC, sensitivity and specificity of the last of two classes; a dash where there is none."""
+    found = site.get("by_class", {}).get("1", {})
+    area = found.get("auroc")
+    shares = [found.get(name) for name in ("sensitivity", "specificity")]
+    cells = ["-" if area is None else f"{area:.3f}"]
+    return cells + ["-" if share is None else percent(share) for share in shares]
 
 
 def _site_accuracy(site: Mapping[str, Any]) -> list[str]:
