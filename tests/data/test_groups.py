@@ -107,10 +107,11 @@ def test_groups_are_divided_by_their_most_frequent_label():
 
 
 def test_more_clients_than_groups_are_refused_and_not_chosen():
-    dataset = grouped(num_groups=6)
-    assert len(divide(DataOptions(partition="iid"), run_seed=0, dataset=dataset).rows) == 6
-    with pytest.raises(DataError, match="at most 6 clients, one for each group"):
-        divide(DataOptions(partition="iid", clients=7), run_seed=0, dataset=dataset)
+    dataset = grouped(num_groups=60)
+    for partition in ("iid", "dirichlet(alpha=5)"):
+        assert len(divide(DataOptions(partition=partition), run_seed=0, dataset=dataset).rows) == 3
+    with pytest.raises(DataError, match=r"at most 60 clients, .*, got 61 clients.* A group .* counts as one example"):
+        divide(DataOptions(partition="iid", clients=61), run_seed=0, dataset=dataset)
 
 
 def test_the_division_is_that_of_the_seed():

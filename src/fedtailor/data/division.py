@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_CLIENTS = 20
 _LEAST_PER_CLIENT = 20
-"""Least number of examples of a client on average, if the number of clients is not given."""
+"""Least number of examples, or groups, of a client on average, if the number of clients is not given."""
 
 
 class Division(NamedTuple):
@@ -140,9 +140,10 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
     test = _test_policy(dataset, options, partition)
     pool = _pool(dataset, options, test, seed)
     annotations = dataset.annotations.take(pool)
-    fitting = max(min(_DEFAULT_CLIENTS, len(pool) // _LEAST_PER_CLIENT), 1)
+    units = len(pool)
     if dataset.groups is not None:
-        fitting = min(fitting, count_units(partition, annotations, dataset.groups[pool]))
+        units = count_units(partition, annotations, dataset.groups[pool])
+    fitting = max(min(_DEFAULT_CLIENTS, units // _LEAST_PER_CLIENT), 1)
     clients = options.clients or partition.default_clients(annotations) or fitting
     refuse_too_many_new(options.new_clients, clients)
     if dataset.groups is None:

@@ -63,8 +63,7 @@ def encode_table(dataset: Dataset, known: Sequence[ClientRows]) -> tuple[Dataset
     if encoded.unseen:
         shown = _listed([f"{name!r} {count}" for name, count in encoded.unseen.items()])
         notes.append(
-            f"Cells outside the training examples whose category no training example has, by column: {shown}. All "
-            "features of such a category are 0."
+            f"Cells with a category that no training example has, by column: {shown}. All their features are 0."
         )
     return dataclasses.replace(dataset, x=encoded.x, raw=None, columns=fitted.columns), notes
 

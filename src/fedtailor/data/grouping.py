@@ -45,10 +45,12 @@ def divide_groups(
     """
     units = _units(partition, annotations, groups)
     members = _members(units)
-    if clients > len(members):
-        raise partition.impossible(f"at most {len(members)} clients, one for each group", f"{clients} clients")
     typical = _typical_examples(units, annotations.labels)
-    parts = partition.divide(annotations.take(typical), clients=clients, seed=seed)
+    try:
+        parts = partition.divide(annotations.take(typical), clients=clients, seed=seed)
+    except DataError as error:
+        message = f"{error.message} A group (data.group) counts as one example."
+        raise DataError(message, key=error.key, allowed=error.allowed, got=error.got) from error
     return [np.concatenate([members[unit] for unit in part]) for part in parts]
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import textwrap
 import time
 
 import numpy as np
@@ -79,7 +80,7 @@ def test_new_clients_have_no_part_in_medians_and_categories(tmp_path):
     folder = write(tmp_path / "e", a=column(["u", "v", "u", "v"]), b=column(["w", "w", "u", "w"]))
     divided = build(DataOptions(path=str(folder), new_clients=1, test_share=0.0), run_seed=0)
     assert divided.dataset.columns.columns[0].categories == ("u", "v")
-    (note,) = [note for note in divided.notes if "whose category" in note]
+    (note,) = [note for note in divided.notes if "with a category" in note]
     assert "'c' 3" in note
 
 
@@ -411,7 +412,7 @@ def photos(folder, make, layout="{site}/{label}"):
                 name = f"patient{number // 2}{label}{site}_{number}.png"
                 make.save(
                     folder / layout.format(site=site, label=label) / name,
-                    make.pixels(hash((site, label, number)) % 2**31),
+                    make.pixels(ord(site) * 10_000 + ord(label[0]) * 100 + number),
                 )
     return folder
 
@@ -450,6 +451,39 @@ def test_pictures_of_a_group_in_both_folders_are_counted(folder, make):
     _, findings = read_own(str(folder), DataOptions(path=str(folder), group=r"patient(\d+\w+)_"))
     assert [one.kind for one in findings.errors] == ["group_in_train_and_test"]
     assert "1 group has" in findings.errors[0].message
+
+
+def test_tables_of_pictures_have_a_column_of_groups(folder, make):
+    rows = [[f"{number}.png", number // 2, "xy"[number % 2]] for number in range(20)]
+    for number in range(20):
+        make.save(folder / f"{number}.png", make.pixels(number))
+    (folder / "3.png").write_bytes(b"broken")
+    write(folder, a=[["image", "patient", "label"], *rows])
+    dataset, findings = read(folder, group="patient")
+    assert dataset.groups.tolist() == [number // 2 for number in range(20) if number != 3]
+    assert "unused_column" not in {kind for _, kind in findings.counts}
+
+
+def test_a_function_may_return_groups(tmp_path, monkeypatch):
+    module = """
+        import numpy as np
+        from fedtailor.data.dataset import Dataset
+        x = np.arange(40, dtype=np.float32).reshape(20, 2)
+        def good():
+            return Dataset(name="x", x=x, y=np.arange(20) % 2, num_classes=2, groups=np.arange(20) // 2)
+        def divided():
+            return Dataset(
+                name="x", x=x, y=np.arange(20) % 2, num_classes=2, groups=np.arange(20) // 2, num_official_train=15
+            )
+        """
+    (tmp_path / "with_groups.py").write_text(textwrap.dedent(module))
+    monkeypatch.syspath_prepend(tmp_path)
+    options = DataOptions(path="with_groups:good", partition="iid", clients=2)
+    divided = build(options, run_seed=0)
+    train, test = (divided.dataset.groups[np.concatenate([each[part] for each in divided.rows])] for part in (0, 2))
+    assert not set(train) & set(test)
+    _, findings = read_own("with_groups:divided", options)
+    assert [one.kind for one in findings.errors] == ["group_in_train_and_test"]
 
 
 def test_arrays_have_no_groups(folder, make):

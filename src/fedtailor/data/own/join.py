@@ -98,9 +98,11 @@ def _describe(
     if not categories:
         findings.notes.append(f"{counted(len(columns), 'feature')}, {order}.")
     else:
-        numbers = counted(len(columns) - len(categories), "column of numbers", "columns of numbers")
         shown = counted(len(categories), "column of categories", "columns of categories")
-        findings.notes.append(f"{numbers} and {shown}, {order}. Categories: {_listed(categories)}.")
+        if len(categories) < len(columns):
+            numbers = counted(len(columns) - len(categories), "column of numbers", "columns of numbers")
+            shown = f"{numbers} and {shown}"
+        findings.notes.append(f"{shown}, {order}. Categories: {_listed(categories)}.")
     found = [f"{show(columns[place].name)} {empty[place]}" for place in np.flatnonzero(empty).tolist()]
     if found:
         findings.notes.append(

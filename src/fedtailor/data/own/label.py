@@ -49,18 +49,22 @@ def guess_label(paths: Sequence[Path], group: str, findings: Findings) -> str | 
     if not samples:
         return NAMES[0]  # no table can be read: reading them says why
     ignored = {group, SPLIT, IMAGE}
-    names = {name: None for _, sample in samples for name in sample if name not in ignored}
-    cells = {name: [cell for _, sample in samples for cell in sample.get(name, ())] for name in names}
-    named = [name for name in names if is_like_label(name)]
-    fitting = [name for name in named if can_be_label(cells[name])]
-    others = [name for name in list(names)[::-1] if name not in fitting and _is_likely(cells[name])]
-    if len(named) == 1 and not fitting and (named[0] == NAMES[0] or not others):
-        return named[0]  # reading it says why it cannot hold labels
+    names = list(dict.fromkeys(name for _, sample in samples for name in sample if name not in ignored))
+
+    def cells_of(name: str) -> list[str]:
+        return [cell for _, sample in samples for cell in sample.get(name, ())]
+
+    named = {name: cells_of(name) for name in names if is_like_label(name)}
+    fitting = [name for name in named if can_be_label(named[name])]
     if len(fitting) == 1:
         if fitting[0] != NAMES[0]:
             note = f"The labels are in column {show(fitting[0])}, because of its name"
             findings.notes.append(f"{note}; {option_text('label_column', 'NAME')} takes another.")
         return fitting[0]
+    cells = {name: cells_of(name) for name in names}
+    others = [name for name in names[::-1] if name not in fitting and _is_likely(cells[name])]
+    if len(named) == 1 and (NAMES[0] in named or not others):
+        return next(iter(named))  # reading it says why it cannot hold labels
     others.sort(key=lambda name: all(is_number(cell) for cell in cells[name]))  # text first
     _refuse(safe_name(samples[0][0].name), fitting, others, cells, findings)
     return None

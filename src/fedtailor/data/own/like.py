@@ -151,7 +151,7 @@ def _encode(table: Table | None, columns: Columns, findings: Findings) -> LikeTa
     for name, count in encoded.unseen.items():
         what = counted(count, "cell", "cells")
         message = (
-            f"Column {show(name)} has {what} with a category that no training example had: all its features are 0."
+            f"Column {show(name)} has {what} with a category that no training example had: all their features are 0."
         )
         table.place.warning("unseen_category", message)
     return LikeTable(encoded.x, table.cells.lines, findings.problems)

@@ -86,9 +86,12 @@ def check_text_column(column: TextColumn) -> bool:
         return False
     if numbers:
         other = f"{show(example)} (row {line} of {show(place.path)})"
-        message = f"{shown} holds numbers such as {show(numbers[0])} and text such as {other}"
-        place.warning("mixed_column", f"{message}: each is a category, also the numbers.", line)
-    check_similar(f"Categories of column {show(column.name)}", texts, place.findings)
+        message = (
+            f"{shown} holds numbers such as {show(numbers[0])} and text such as {other}: each is a category, also "
+        )
+        message += "the numbers. If it should hold numbers, correct or empty the cells with text."
+        place.warning("mixed_column", message, line)
+    check_similar(f"In column {show(column.name)}, the categories", texts, place.findings)
     return True
 
 
@@ -101,7 +104,8 @@ def _find_other_kind(texts: Sequence[str], filled: int) -> tuple[str, str, str] 
         if others and _share(pattern, others) > _MOSTLY:
             return kind, what, why
     average = sum(len(text.split()) for text in others) / max(len(others), 1)
-    if average >= _WORDS_OF_FREE_TEXT and len(texts) > max(_MOSTLY * filled, 2):
+    many = max(min(_MOSTLY * filled, MAX_CATEGORIES), 2)
+    if average >= _WORDS_OF_FREE_TEXT and len(texts) > many:
         return "free_text", "free text", _FREE_TEXT
     return None
 
