@@ -106,6 +106,15 @@ def test_a_column_without_values_at_one_site_only_is_kept(tmp_path):
     assert divided.dataset.x[:3, 0].tolist() == [1, 1, 1] and divided.dataset.x[3:, 0].tolist() == [0, 0, 0]
 
 
+def test_none_is_a_category_where_another_site_has_text(tmp_path):
+    folder = write(tmp_path / "d", a=column(["none", "", "none"]), b=column(["u", "none", ""]))
+    dataset, _ = read(folder)
+    assert dataset.raw.columns[0].texts == ("none", "u")
+    np.testing.assert_array_equal(dataset.x[:, 0], np.array([0, np.nan, 0, 1, 0, np.nan], np.float32))
+    dataset, findings = read(write(tmp_path / "e", a=column(["none", "", "3"]), b=column([1, "none", 2])))
+    assert not dataset.raw.columns[0].texts and np.isnan(dataset.x[:, 0]).sum() == 3 and not findings.errors
+
+
 def test_a_site_that_lacks_a_column_is_an_error(tmp_path):
     folder = write(tmp_path / "d", a=column("uvu"), b=column("uvv"), c="n,label\n1,x\n2,y\n")
     dataset, findings = read(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from fedtailor.data.own.names import safe_name
@@ -14,6 +15,7 @@ TRUTH = {"true": 1.0, "false": 0.0}
 MAX_TEXTS = 1_000
 """Most different texts of a column that are kept to describe it; far more than a column of categories may have."""
 
+_SPELLINGS = 10 * MAX_TEXTS  # of a column that are remembered, so that each is looked at once
 _EXACT = 2**53
 """Whole numbers below this are exact as floats."""
 
@@ -99,19 +101,29 @@ class Words:
     is_full: bool = False
     """Whether there are more texts than were kept."""
 
+    spellings: dict[str, float] = field(default_factory=dict)
+    """What ``add`` returned for a cell."""
+
     def add(self, cell: str, line: int, most: int | None = MAX_TEXTS) -> float:
         """Return the code of a cell; NaN for an empty one."""
+        code = self.spellings.get(cell)
+        if code is None:
+            code = self._find(cell, line, most)
+            if len(self.spellings) < _SPELLINGS:
+                self.spellings[cell] = code
+        if not self.is_full and not math.isnan(code):
+            self.filled += 1
+        return code
+
+    def _find(self, cell: str, line: int, most: int | None) -> float:
         text = text_in(cell)
         if not text:
             return float("nan")
-        code = self.codes.get(text)
-        if code is None:
-            if most is not None and len(self.codes) >= most:
-                self.is_full = True
-                return 0.0
-            code = len(self.codes)
-            self.codes[text] = code
-            self.first.setdefault(is_number(text) or text in TRUTH, (line, text))
-        if not self.is_full:
-            self.filled += 1
-        return float(code)
+        if text in self.codes:
+            return float(self.codes[text])
+        if most is not None and len(self.codes) >= most:
+            self.is_full = True
+            return 0.0
+        self.first.setdefault(is_number(text) or text in TRUTH, (line, text))
+        self.codes[text] = len(self.codes)
+        return float(self.codes[text])

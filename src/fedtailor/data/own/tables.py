@@ -12,7 +12,6 @@ from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.assemble import SitePart, assemble, describe_sites, one_source
-from fedtailor.data.own.cells import Words
 from fedtailor.data.own.csv_table import read_csv
 from fedtailor.data.own.duplicates import Rows, report_duplicate_rows
 from fedtailor.data.own.findings import (
@@ -124,13 +123,11 @@ def _read_file(path: Path, place: Place, wanted: Wanted, digests: dict[str, str]
 
 
 def _as_text(path: Path, table: Table, as_text: frozenset[str], wanted: Wanted, digests: Mapping[str, str]) -> Table:
-    """Return a table whose features in ``as_text`` are read as text; it is read again if it has numbers in them."""
-    names = table.roles.feature_names
-    others = [name for name in names if name in as_text and name not in table.cells.texts]
-    with_values = [name for name in others if not np.isnan(table.cells.values[:, names.index(name)]).all()]
-    for name in set(others).difference(with_values):
-        table.cells.texts[name] = Words()
-    if not with_values:
+    """Return a table whose features in ``as_text`` are read as text; it is read again if they were read as numbers.
+
+    Then numbers are categories, and so is ``none``, which is an empty cell among numbers.
+    """
+    if table.cells.texts.keys() >= as_text.intersection(table.roles.feature_names):
         return table
     again: dict[str, str] = {}
     aside = dataclasses.replace(table.place, findings=Findings())  # its problems are known
