@@ -377,6 +377,18 @@ def test_a_column_of_groups_is_no_feature_and_keeps_patients_together(tmp_path):
             assert all(used) and sum(map(len, used)) == len(set.union(*used))
 
 
+@pytest.mark.parametrize("name", ["patient_id", "Patient", "ID", "subject no", "MRN"])
+def test_an_identifier_that_is_a_feature_is_a_warning(tmp_path, name):
+    folder = write(tmp_path / "d", a=[[name, "n", "label"], *patients(60)])
+    _, findings = read(folder)
+    (problem,) = [one for one in findings.problems if one.kind == "identifier"]
+    assert problem.severity == "warning" and f"data.group={name}" in problem.message
+    _, findings = read(folder, group=name)
+    assert "identifier" not in {one.kind for one in findings.problems}
+    _, findings = read(write(tmp_path / "e", a=[["patient age", "idle", "label"], *patients(60)]))
+    assert "identifier" not in {one.kind for one in findings.problems}
+
+
 def test_a_row_without_a_group_is_named(tmp_path):
     folder = write(tmp_path / "d", a="p,n,label\n1,1,x\n,2,y\nNA,3,x\n")
     _, findings = read(folder, group="p")

@@ -46,6 +46,7 @@ KINDS_IN_WORDS: Mapping[str, tuple[str, str]] = {
     "free_text": ("column of free text", "columns of free text"),
     "group_at_several_sites": ("case of groups at several sites", "cases of groups at several sites"),
     "group_in_train_and_test": ("case of groups in training and test", "cases of groups in training and test"),
+    "identifier": ("column called like an identifier", "columns called like an identifier"),
     "image_outside": ("image outside the folder", "images outside the folder"),
     "image_paths": ("column of paths that is not called image", "columns of paths that are not called image"),
     "image_sizes": ("case of different image sizes", "cases of different image sizes"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,8 +12,10 @@ from fedtailor.data.columns import RawColumn, RawTable
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.findings import Findings, counted, has_errors, show
 from fedtailor.data.own.names import MAX_LISTED
-from fedtailor.data.own.table import Table, refuse_missing_values
+from fedtailor.data.own.table import Table, option_text, refuse_missing_values
 from fedtailor.data.own.text_columns import TextColumn, check_text_column
+
+_IDENTIFIER = re.compile(r"(patient|subject|participant|person)s?(id|no|nr|num|number|code)?|id|mrn|pid")
 
 
 class Joined(NamedTuple):
@@ -49,6 +52,13 @@ def join_tables(tables: Sequence[Table], options: DataOptions, findings: Finding
     used = np.flatnonzero(~is_empty)
     columns = tuple(RawColumn(names[place], texts.get(names[place], ())) for place in used)
     _describe(columns, counts[used], sum(map(len, x)), tables, findings)
+    for column in columns:
+        if _IDENTIFIER.fullmatch(re.sub(r"[\W_]+", "", column.name).lower()):
+            message = (
+                f"Column {show(column.name)} is a feature, although its name is that of an identifier. Remove it, or "
+                f"if it says which rows belong together, such as those of a patient: {option_text('group', column.name)}."
+            )
+            tables[0].place.warning("identifier", message)
     if len(used) < len(names):
         x = [each[:, used] for each in x]
     roles = tables[0].roles
