@@ -54,9 +54,10 @@ def join_tables(tables: Sequence[Table], options: DataOptions, findings: Finding
     _describe(columns, counts[used], sum(map(len, x)), tables, findings)
     for column in columns:
         if _IDENTIFIER.fullmatch(re.sub(r"[\W_]+", "", column.name).lower()):
+            option = option_text("group", column.name)
             message = (
                 f"Column {show(column.name)} is a feature, although its name is that of an identifier. Remove it, or "
-                f"if it says which rows belong together, such as those of a patient: {option_text('group', column.name)}."
+                f"if it says which rows belong together, such as those of a patient: {option}."
             )
             tables[0].place.warning("identifier", message)
     if len(used) < len(names):
