@@ -51,7 +51,15 @@ def write_hospitals(folder):
             place.mkdir(parents=True)
             for number in range(12):
                 pixels = generator.integers(0, 128, (12, 12), dtype=np.uint8) + np.uint8(100 * label)
-                Image.fromarray(pixels).save(place / f"{number}.png")
+                Image.fromarray(pixels).save(place / f"patient{number}.png")
+
+
+def write_tables(folder):
+    """Write a table of twelve patients at two sites, with an empty cell and text."""
+    folder.mkdir()
+    for site in "AB":
+        rows = [f"{site}{number // 2},{number or ''},{'fm'[number % 2]},{number % 3 == 0}" for number in range(24)]
+        (folder / f"site {site}.csv").write_text("\n".join(["patient_id,age,sex,diagnosis", *rows]))
 
 
 def own_algorithm(folder, monkeypatch):
@@ -87,6 +95,7 @@ def test_commands_work_as_written(line, tmp_path, monkeypatch, capsys):
         pytest.skip("needs data that a clone does not have")
     monkeypatch.chdir(tmp_path)
     write_hospitals(tmp_path / "my_hospitals")
+    write_tables(tmp_path / "my_tables")
     own_algorithm(tmp_path, monkeypatch)
     if "--split" in line:
         assert main(["data", "partition", "-d", "digits", "--partition", "iid", "--out", "split.json"]) == 0

@@ -79,6 +79,20 @@ def test_predict_reads_arrays_and_writes_a_file(here, tmp_path, capsys):
     assert len(rows) == 1201 and rows[1][0] == "'=new.npz[0]", "no formula reaches a spreadsheet"
 
 
+def test_predict_reads_tables_and_says_what_was_replaced(here, tmp_path, capsys):
+    make_run("fedper", "hospital_tables", here)
+    new = tmp_path / "new.csv"
+    new.write_text("sex,sugar,age\nfemale,5.5,40\ndiverse,6.5,\n")
+    assert main(["predict", "fedper-hospital_tables-default", "--client", "Mayo", str(new)]) == 0
+    output = capsys.readouterr()
+    rows = list(csv.DictReader(io.StringIO(output.out)))
+    assert [row["input"] for row in rows] == ["new.csv:2", "new.csv:3"] and rows[0]["class"] in ("ill", "well")
+    assert "empty cell" in output.err and "no training example had" in output.err
+    new.write_text("sex,sugar\nfemale,5.5\n")
+    assert main(["predict", "fedper-hospital_tables-default", "--client", "Mayo", str(new)]) == 4
+    assert "1 column is missing" in capsys.readouterr().err
+
+
 def test_export_writes_the_models_of_all_clients(here, tmp_path, capsys):
     assert main(["export", RUN, "--all", "--format", "onnx", "--out", str(tmp_path / "models"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["exported"]

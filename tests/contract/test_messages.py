@@ -109,7 +109,7 @@ def test_steps_of_new_clients_count_what_onboarding_says(algorithm, model="modul
     sums = {}
     for evaluation in last.evaluations:
         if evaluation.point == "personalized":
-            sums[evaluation.clients] = sum(evaluation.diagnostics.get("steps", {}).values())
+            sums[evaluation.group] = sum(evaluation.diagnostics.get("steps", {}).values())
             assert evaluation.adaptation == one.adaptation_summary(new=evaluation.group == "new")
     assert last.steps == sum(last.metrics["steps"].values()) + sums["known"] + sums["new"]
 

@@ -34,6 +34,7 @@ def make(**more) -> Dataset:
         "subclass_names": ("a", "b", "c"),
         "domains": np.array([0, 0, 1, 1]),
         "domain_names": ("north", "süd/../"),
+        "groups": np.array([0, 0, 1, 2]),
         "normalize": Normalization((0.1307,), (0.3081,)),
         "white": 15.0,
         "num_official_train": 3,

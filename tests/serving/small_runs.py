@@ -25,6 +25,24 @@ def write_tables(folder, rows=40):
             writer.writerows([*row[:2], label, row[2]] for row, label in zip(values, labels, strict=True))
 
 
+def write_hospital_tables(folder, sites=SITES, rows=50):
+    """Write tables as hospitals have them: numbers with empty cells, text, and patients with several rows."""
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(2)
+    for number, site in enumerate(sites):
+        ages = generator.integers(20, 90, rows).astype(str)
+        ages[::7] = ""
+        sexes = np.where(generator.random(rows) < 0.5, "female", "male")
+        sexes[3::11] = "NA"
+        sugar = generator.normal(5 + number, 1, rows).round(2)
+        labels = np.where(sugar > 5 + number, "ill", "well")
+        patients = [f"P{number}-{row // 2}" for row in range(rows)]
+        with (folder / f"{site}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["patient", "age", "sex", "sugar", "diagnosis"])
+            writer.writerows(zip(patients, ages, sexes, sugar, labels, strict=True))
+
+
 def write_pictures(folder, sites=SITES, each=12, size=(14, 12)):
     """Write folders of gray pictures, brighter in one class, in a folder for each site."""
     generator = np.random.default_rng(1)
@@ -61,6 +79,10 @@ def data_of(kind, folder):
         if not (folder / "tables").exists():
             write_tables(folder / "tables")
         return {"path": str(folder / "tables"), "val_fraction": 0.1}
+    if kind == "hospital_tables":
+        if not (folder / "hospital_tables").exists():
+            write_hospital_tables(folder / "hospital_tables")
+        return {"path": str(folder / "hospital_tables"), "group": "patient", "val_fraction": 0.1}
     if not (folder / "pictures").exists():
         write_pictures(folder / "pictures")
     return {"path": str(folder / "pictures"), "image_size": 12, "val_fraction": 0.1}

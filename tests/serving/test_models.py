@@ -17,8 +17,15 @@ from fedtailor.algorithms import ALGORITHMS
 from fedtailor.core.errors import ConfigError, DataError
 from serving.small_runs import make_run, write_pictures
 
-KINDS = ("digits", "tables", "pictures")
-FAST = {"pfedfda": "digits", "knn_per": "pictures", "fedcr": "tables", "pfedvem": "digits", "fedbn": "tables"}
+KINDS = ("digits", "tables", "hospital_tables", "pictures")
+FAST = {
+    "pfedfda": "digits",
+    "knn_per": "pictures",
+    "fedcr": "tables",
+    "fedper": "hospital_tables",
+    "pfedvem": "digits",
+    "fedbn": "tables",
+}
 
 
 def everything(kinds, fast):
@@ -190,6 +197,38 @@ def test_wrong_tables_are_refused_with_a_sentence(inputs, sentence, shelf):
     with pytest.raises(DataError) as error:
         model.predict(inputs)
     assert sentence in error.value.message
+
+
+def frame(**columns):
+    """Return a stand-in for a data frame."""
+
+    class Column:
+        def __init__(self, values):
+            self.values = values
+
+        def to_numpy(self):
+            return np.array(self.values, dtype=object if isinstance(self.values[0], str) else float)
+
+    class Columns(dict):
+        @property
+        def columns(self):
+            return list(self)
+
+    return Columns({name: Column(values) for name, values in columns.items()})
+
+
+def test_rows_of_a_data_frame_are_read_like_the_table(shelf):
+    run, _ = make_run("fedper", "hospital_tables", shelf)
+    model = run.model("Mayo")
+    plan = model.inputs.columns
+    assert plan.feature_names == ("age", "sex=female", "sex=male", "sex=missing", "sugar")
+    found = model.logits(frame(sugar=[5.0, 7.0], sex=["male", ""], age=[math.nan, 50.0]))
+    fill = plan.columns[0].fill
+    assert np.array_equal(found, model.logits([[fill, 0, 1, 0, 5.0], [50, 0, 0, 1, 7.0]]))
+    with pytest.raises(DataError, match=r"1 column is missing.*'sugar'"):
+        model.predict(frame(sex=["male"], age=[1.0]))
+    with pytest.raises(DataError, match="did not have: 'weight'"):
+        model.predict(frame(sex=["male"], age=[1.0], sugar=[1.0], weight=[1.0]))
 
 
 def test_a_damaged_or_missing_model_is_an_error(shelf, tmp_path):

@@ -13,8 +13,8 @@ from fedtailor.core.codec import encode
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.serving.onboard import load_server, onboard
 from fedtailor.serving.site_data import SiteData, load_site
-from fedtailor.serving.validate import cross_validate
-from serving.small_runs import make_run, parts_of, settings, write_pictures, write_tables
+from fedtailor.serving.validate import cross_validate, folds_of
+from serving.small_runs import make_run, parts_of, settings, write_hospital_tables, write_pictures, write_tables
 
 FAST = ("pfedfda", "fedavg_ft", "local", "fedrep")
 
@@ -93,6 +93,28 @@ def test_tables_are_onboarded_by_the_normalization_of_the_run(shelf, tmp_path):
     made = run.onboard(tmp_path / "data" / "Oslo.csv", tmp_path / "made", name="Bergen")
     assert made.result["examples"] == 30
     assert np.array_equal(made.model("Bergen").inputs.mean, run.model("Oslo").inputs.mean)
+
+
+def test_tables_with_text_are_encoded_as_in_the_run(shelf, tmp_path):
+    run, _ = make_run("pfedfda", "hospital_tables", shelf)
+    write_hospital_tables(tmp_path / "data", sites=("Porto",))
+    made = run.onboard(tmp_path / "data" / "Porto.csv", tmp_path / "made", validate=True)
+    assert (
+        made.result["examples"] == 50 and made.model("Porto").inputs.to_record() == run.model("Oslo").inputs.to_record()
+    )
+    table = tmp_path / "data" / "Porto.csv"
+    table.write_text(table.read_text().replace("sugar", "glucose"))
+    with pytest.raises(DataError, match="lacks columns that the data in training had: sugar"):
+        run.onboard(table, tmp_path / "other")
+
+
+def test_folds_never_divide_a_patient(shelf, tmp_path):
+    write_hospital_tables(tmp_path / "data", sites=("Porto",))
+    run, _ = make_run("pfedfda", "hospital_tables", shelf)
+    site = load_site(str(tmp_path / "data" / "Porto.csv"), run.model("Oslo").inputs, group="patient")
+    assert len(np.unique(site.groups)) == 25
+    for train, held_out in folds_of(site):
+        assert set(site.groups[train]).isdisjoint(site.groups[held_out])
 
 
 def test_cross_validation_never_looks_at_the_examples_it_scores(shelf):

@@ -55,7 +55,8 @@ def predict(
             say(f"predicted {count:,} of {sources.count:,} files")
 
     rows = [row for named in sources.batches(done) for row in predictions(model, named)]
-    record = {**to_record(model, rows), "unreadable": [one._asdict() for one in sources.unreadable]}
+    record = to_record(model, rows)
+    record |= {"unreadable": [one._asdict() for one in sources.unreadable], "notes": sources.notes}
     text = to_json(record, indent=2) + "\n" if json else to_csv(model, rows)
     if out:
         write_whole(Path(out), text)
@@ -63,6 +64,8 @@ def predict(
         print_json(record)
     else:
         typer.echo(text, nl=False)
+    for note in sources.notes:
+        say(f"note: {note}")
     for one in sources.unreadable[:_MOST_LISTED]:
         say(f"left out: {one.reason}")
     if len(sources.unreadable) > _MOST_LISTED:

@@ -11,6 +11,7 @@ import numpy as np
 from fedtailor.core.errors import ConfigError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.division import Division, divide
+from fedtailor.data.encoding import encode_table
 from fedtailor.data.folders import data_folder
 from fedtailor.data.options import DataOptions
 from fedtailor.data.split import ClientRows, SplitRecord, split_digest, to_records
@@ -29,7 +30,7 @@ class DividedData(NamedTuple):
 
     division: Division
     dataset: Dataset
-    """The division's data set, followed by corrupted copies of examples."""
+    """The division's data set with the features of tables, or followed by corrupted copies of images."""
     rows: list[ClientRows]
     """Positions in ``dataset``."""
     num_new: int
@@ -46,7 +47,7 @@ def build(
     dataset: Dataset | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DividedData:
-    """Divide a data set among clients, and corrupt some clients' images if the options say so.
+    """Divide a data set among clients, make features of a table's cells, and corrupt images if the options say so.
 
     Args:
         options: the ``[data]`` section.
@@ -66,14 +67,16 @@ def build(
     division = divide(options, run_seed=run_seed, dataset=dataset)
     if options.shift.strip():
         return _corrupt(division, progress)
+    known = division.rows[: len(division.rows) - division.num_new]
+    dataset, notes = encode_table(division.dataset, known)
     return DividedData(
         division=division,
-        dataset=division.dataset,
+        dataset=dataset,
         rows=division.rows,
         num_new=division.num_new,
         client_names=division.client_names,
         conditions=(),
-        notes=[*division.notes, *_other_conditions(division, ())],
+        notes=[*division.notes, *notes, *_other_conditions(division, ())],
     )
 
 

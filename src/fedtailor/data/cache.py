@@ -29,13 +29,14 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import open_regular, read_object
+from fedtailor.data.columns import Columns, RawColumn, RawTable
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.folders import cache_folder
 
-CACHE_VERSION = 2
+CACHE_VERSION = 3
 """Increased when the form of an entry changes."""
 
-_ARRAYS = ("x", "y", "subclasses", "domains")
+_ARRAYS = ("x", "y", "subclasses", "domains", "groups")
 _TOO_FRESH = 1.0  # seconds in which a file can change again without a trace in its times
 _ABANDONED = 86_400.0  # seconds after which an unfinished entry counts as abandoned
 _DECODED = "decoded"
@@ -194,6 +195,12 @@ def _load(folder: Path, signature: str) -> Dataset | None:
             fields[name] = np.load(path, mmap_mode="c", allow_pickle=False)
         mean, std = fields["normalize"]
         fields["normalize"] = Normalization(tuple(mean), tuple(std))
+        if fields["raw"] is not None:
+            columns, unused = fields["raw"]
+            named = tuple(RawColumn(name, tuple(texts)) for name, texts in columns)
+            fields["raw"] = RawTable(named, tuple(unused))
+        if fields["columns"] is not None:
+            fields["columns"] = Columns.from_json(fields["columns"])
         dataset = Dataset(**fields)
         return dataset if meta["digest"] == dataset.digest else None
     except Exception:  # a damaged array header raises exceptions of half a dozen kinds
@@ -241,7 +248,9 @@ def _digest_of(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON can hold for a mapping or a NumPy number."""
+    """Return a value that JSON can hold for a mapping, a NumPy number or a plan of columns."""
+    if isinstance(value, Columns):
+        return value.to_json()
     return value.item() if isinstance(value, np.generic) else dict(value)
 
 

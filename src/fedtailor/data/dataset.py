@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -11,6 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedtailor.core.errors import DataError
+from fedtailor.data.columns import Columns, RawTable
 
 
 class Annotations(NamedTuple):
@@ -57,6 +59,13 @@ class Dataset:
     domains: np.ndarray | None = None  # (rows,), int64
     """The domain, writer or site of each example, 0 to ``len(domain_names)`` - 1."""
     domain_names: tuple[str, ...] = ()
+    groups: np.ndarray | None = None  # (rows,), int64
+    """The group of each example, such as its patient, numbered from 0: a split never divides a group."""
+    raw: RawTable | None = None
+    """Tables as they were read: ``x`` has one number per column, which is a position in the texts of a category if the
+    column has texts; NaN: the cell is empty. :func:`fedtailor.data.build.build` makes features of them."""
+    columns: Columns | None = None
+    """Tables: how their cells became the features in ``x``; None before that, and for other data."""
     normalize: Normalization = Normalization()
     white: float = 255.0
     """The stored value that becomes 1 before normalization."""
@@ -85,6 +94,8 @@ class Dataset:
             raise self._refuse("class names", f"{self.num_classes} names", len(self.class_names))
         self._check_column("subclasses", self.subclasses, self.subclass_names)
         self._check_column("domains", self.domains, self.domain_names)
+        if self.groups is not None:
+            self._check_column("groups", self.groups, range(len(self.y)))
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -103,9 +114,12 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of examples, labels, subclasses and domains with shapes and types, the same on every machine."""
+        """SHA-256 of examples, labels, subclasses, domains and groups with shapes and types; the same everywhere."""
         digest = hashlib.sha256()
-        for array in (self.x, self.y, self.subclasses, self.domains):
+        texts = [column.texts for column in self.raw.columns] if self.raw is not None else []
+        if any(texts):
+            digest.update(json.dumps(texts).encode("ascii"))
+        for array in (self.x, self.y, self.subclasses, self.domains, self.groups):
             if array is None:
                 continue
             portable = array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -121,14 +135,32 @@ class Dataset:
             raise self._refuse("examples", "of type uint8 or float32", self.x.dtype)
         if len(self.y) != len(self.x):
             raise self._refuse("labels", f"{len(self.x)}, one for each example", len(self.y))
-        if self.x.dtype == np.float32 and not np.isfinite(self.x).all():
+        if self.raw is not None:
+            self._check_raw(self.raw)
+        elif self.x.dtype == np.float32 and not np.isfinite(self.x).all():
             raise self._refuse("examples", "finite", "NaN or infinity")
         mean, std = self.normalize
-        if len(mean) != len(std) or len(mean) not in (1, self.x.shape[-1]) or min(std) <= 0:
+        fits = self.raw is not None or len(mean) in (
+            1,
+            self.x.shape[-1],
+        )  # raw: the number of features is not known yet
+        if len(mean) != len(std) or not fits or min(std) <= 0:
             allowed = f"1 or {self.x.shape[-1]} means and as many deviations > 0"
             raise self._refuse("normalization", allowed, tuple(self.normalize))
 
-    def _check_column(self, what: str, column: np.ndarray | None, names: tuple[str, ...]) -> None:
+    def _check_raw(self, raw: RawTable) -> None:
+        """Check that the columns as read are those of the examples."""
+        if self.x.ndim != 2 or self.x.dtype != np.float32 or len(raw.columns) != self.x.shape[1]:
+            allowed = f"an array (rows, {len(raw.columns)}) of type float32, as the table has as many columns"
+            raise self._refuse("examples", allowed, f"{self.x.shape} of type {self.x.dtype}")
+        if np.isinf(self.x).any():
+            raise self._refuse("examples", "finite or NaN", "infinity")
+        for place, (name, texts) in enumerate(raw.columns):
+            codes = self.x[:, place]
+            if texts and not np.isin(codes[~np.isnan(codes)], np.arange(len(texts))).all():
+                raise self._refuse(f"column {name!r}", f"whole numbers from 0 to {len(texts) - 1}", "another number")
+
+    def _check_column(self, what: str, column: np.ndarray | None, names: Sized) -> None:
         """Check that every example has one of the named domains or subclasses."""
         if column is None:
             return

@@ -13,6 +13,7 @@ import numpy as np
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data import load_dataset
 from fedtailor.data.dataset import Dataset, Normalization
+from fedtailor.data.grouping import Side, check_groups_together, count_units, divide_groups, split_by_groups
 from fedtailor.data.options import DataOptions, TestPolicy, refuse_too_many_new
 from fedtailor.data.partitions.base import Partition
 from fedtailor.data.partitions.domains import Natural
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_CLIENTS = 20
 _LEAST_PER_CLIENT = 20
-"""Least number of examples of a client on average, if the number of clients is not given."""
+"""Least number of examples, or groups, of a client on average, if the number of clients is not given."""
 
 
 class Division(NamedTuple):
@@ -79,6 +80,8 @@ def divide(options: DataOptions, *, run_seed: int, dataset: Dataset | None = Non
     options = dataclasses.replace(options, seed=seed)
     division = _from_file(dataset, options) if options.split else _by_partition(dataset, options, seed)
     check_disjoint(division.rows, len(dataset.y), shared_test=division.shared_test)
+    if dataset.groups is not None:
+        check_groups_together(division.rows, dataset.groups, key="data.split" if options.split else "data.group")
     return division
 
 
@@ -137,13 +140,18 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
     test = _test_policy(dataset, options, partition)
     pool = _pool(dataset, options, test, seed)
     annotations = dataset.annotations.take(pool)
-    fitting = max(min(_DEFAULT_CLIENTS, len(pool) // _LEAST_PER_CLIENT), 1)
+    units = len(pool)
+    if dataset.groups is not None:
+        units = count_units(partition, annotations, dataset.groups[pool])
+    fitting = max(min(_DEFAULT_CLIENTS, units // _LEAST_PER_CLIENT), 1)
     clients = options.clients or partition.default_clients(annotations) or fitting
     refuse_too_many_new(options.new_clients, clients)
-    parts = [pool[part] for part in partition.divide(annotations, clients=clients, seed=seed)]
+    if dataset.groups is None:
+        divided = partition.divide(annotations, clients=clients, seed=seed)
+    else:
+        divided = divide_groups(partition, annotations, dataset.groups[pool], clients=clients, seed=seed)
     options = dataclasses.replace(options, clients=clients, partition=str(partition), test=test)
-    generator = np.random.RandomState(0) if options.subsampling == "release" else None  # one stream for all clients
-    rows = [split_client(part, options, seed, dataset.num_official_train, generator) for part in parts]
+    rows = _split_clients(dataset, [pool[part] for part in divided], options, seed)
     if test not in ("own", "given"):
         rows = [each._replace(test=_official_test(dataset, each, test)) for each in rows]
     names: tuple[str, ...] = ()
@@ -163,6 +171,19 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
         notes=notes,
         test=test,
     )
+
+
+def _split_clients(dataset: Dataset, parts: list[np.ndarray], options: DataOptions, seed: int) -> list[ClientRows]:
+    """Return the training, validation and test examples of every client; a group stays on one side at all clients."""
+    generator = np.random.RandomState(0) if options.subsampling == "release" else None  # one stream for all clients
+    if dataset.groups is None:
+        return [split_client(part, options, seed, dataset.num_official_train, generator) for part in parts]
+    sides: dict[int, Side] = {}
+    rows = []
+    for part in parts:
+        own = split_by_groups(part, dataset.groups, options, seed, sides, dataset.num_official_train, generator)
+        rows.append(own)
+    return rows
 
 
 def _test_policy(dataset: Dataset, options: DataOptions, partition: Partition) -> TestPolicy:

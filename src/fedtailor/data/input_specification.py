@@ -7,6 +7,7 @@ where the training data are not.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import damaged, read_file, read_object
 from fedtailor.data.build import DividedData
+from fedtailor.data.columns import Columns
 from fedtailor.data.dataset import Normalization
 
 INPUTS_VERSION = 1
@@ -59,6 +61,8 @@ class InputSpecification:
     """``data.color`` of the run."""
     dataset: str = ""
     """Name of the training data."""
+    columns: Columns | None = None
+    """Tables: how the cells of the columns become features; None if the data came as arrays."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -78,6 +82,7 @@ class InputSpecification:
             "dataset": self.dataset,
             "num_classes": self.num_classes,
             "class_names": list(self.class_names),
+            "columns": None if self.columns is None else json.loads(self.columns.to_json()),
         }
 
 
@@ -97,6 +102,7 @@ def input_specification(divided: DividedData, normalize: Normalization) -> Input
         image_size=options.image_size,
         color=options.color,
         dataset=dataset.name,
+        columns=dataset.columns,
     )
 
 
@@ -152,7 +158,10 @@ def _checked(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Inp
         image_size=_whole(record["image_size"], 2**16, least=0),
         color=_one_of(record["color"], get_args(Color)),
         dataset=_text(record["dataset"]),
+        columns=None if record["columns"] is None else Columns.from_json(json.dumps(record["columns"])),
     )
+    if inputs.columns is not None and (len(inputs.columns.feature_names),) != inputs.shape:
+        raise ValueError(f"{len(inputs.columns.feature_names)} features of columns for the shape {inputs.shape}")
     if len(inputs.shape) != (3 if inputs.kind == "images" else 1):
         raise ValueError(f"the shape of {inputs.kind} is {inputs.shape}")
     channels = inputs.shape[0]

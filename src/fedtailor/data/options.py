@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
@@ -27,8 +28,14 @@ class DataOptions:
     """Folder of the known data sets; empty: FEDTAILOR_DATA, else ~/.cache/fedtailor."""
     path: str = ""
     """Your own data instead of a known data set: a folder, or ``package.module:function`` that returns arrays."""
-    label_column: str = "label"
-    """Your own tables: the column with the class."""
+    label_column: str = ""
+    """Your own tables: the column with the class; empty: the one whose name says so, such as label or diagnosis."""
+    group: str = ""
+    """Your own data: says which examples must stay together, such as those of a patient. Tables: a column. Folders of
+    images: a regular expression with one group, which is searched for in the path of a file."""
+    missing: Literal["impute", "refuse"] = "impute"
+    """Your own tables: empty cells are replaced (numbers by the median of the training examples, text by the category
+    "missing"), or an error."""
     image_size: Annotated[int, Range(ge=0, le=1024)] = 0
     """Your own images: they are resized to a square of this side; 0: no resizing, all images must have one size."""
     color: Literal["auto", "gray", "rgb"] = "auto"
@@ -71,6 +78,11 @@ class DataOptions:
     seed: Annotated[int | Literal["run"], Range(ge=0)] = 42
     """Seed of partition, split and corruptions; "run": the seed of the run."""
 
+    def standardizes(self, *, is_table: bool) -> bool:
+        """Return whether mean and deviation of the training examples normalize values."""
+        by_training = self.normalize == "training" or (self.normalize == "auto" and is_table)
+        return by_training and not self.mean and not self.std
+
     @property
     def title(self) -> str:
         """A short name of the data, for folders."""
@@ -109,7 +121,10 @@ class DataOptions:
         if self.mean:
             self._refuse(("normalize",), "data.mean and data.std are given")
         if not self.path:
-            self._refuse(("label_column", "image_size", "color"), "data.path is not given: it is for your own data")
+            own = ["group", "missing", "image_size", "color"]
+            if self.label_column != "label":  # which the records of earlier versions have, whatever their data
+                own.append("label_column")
+            self._refuse(own, "data.path is not given: it is for your own data")
 
     def _refuse_for_release(self) -> None:
         """Refuse options under which the training examples would not be those of the release.
@@ -133,7 +148,7 @@ class DataOptions:
                     got=got,
                 )
 
-    def _refuse(self, names: tuple[str, ...], reason: str) -> None:
+    def _refuse(self, names: Collection[str], reason: str) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in names and value != field.default:

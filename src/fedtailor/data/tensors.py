@@ -55,11 +55,10 @@ def normalization(divided: DividedData) -> Normalization:
     examples of all clients that are not new, per channel or feature; a constant feature gets the deviation 1.
     """
     dataset = divided.dataset
-    options = divided.division.options
-    by_training = options.normalize == "training" or (options.normalize == "auto" and dataset.x.ndim == 2)
+    by_training = divided.division.options.standardizes(is_table=dataset.x.ndim == 2)
     known = divided.rows[: len(divided.rows) - divided.num_new]
     rows = np.sort(np.concatenate([each.train for each in known]))
-    if not by_training or len(rows) == 0 or options.mean or options.std:
+    if not by_training or len(rows) == 0:
         return dataset.normalize
     axes = tuple(range(dataset.x.ndim - 1))
     offset = dataset.x[rows[:1]].astype(np.float64).mean(axes)  # close to the mean, so that squares keep their digits

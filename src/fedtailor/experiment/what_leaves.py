@@ -19,8 +19,7 @@ from fedtailor.core.message import BYTES_PER_SCALAR, Field, Messages, download_b
 from fedtailor.core.per_example import PerExample
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task
-from fedtailor.data.dataset import Dataset
-from fedtailor.data.options import DataOptions
+from fedtailor.data.setup_messages import SetupField, setup_messages
 from fedtailor.experiment.algorithm_card import field_bytes, most_bytes_up, weights_sent
 from fedtailor.experiment.assembly import PreparedRun
 
@@ -103,42 +102,10 @@ _CHECKS = (
 )
 
 
-class SetupValue(NamedTuple):
-    """A value that sites and server agree on before the first round."""
-
-    name: str
-    content: str
-    """What it is, and what follows from it."""
-    shape: tuple[int, ...]
-    reduction: Literal["each", "sum", "union"]
-    """What the server needs of it: the value of every site, a sum over sites, or everything that any site has."""
-
-
-def setup_today(dataset: Dataset, options: DataOptions) -> list[SetupValue]:
-    """Return what is agreed on before the first round.
-
-    A simulation has all data in one place and computes these values there.
-    """
-    values = [
-        SetupValue(
-            "num_train", "number of training examples of the site; the server checks weights against it", (), "each"
-        ),
-        SetupValue(
-            "class_names",
-            "names of the classes: the server learns every name that a site uses",
-            (dataset.num_classes,),
-            "union",
-        ),
-    ]
-    given = bool(options.mean or options.std)
-    by_training = options.normalize == "training" or (options.normalize == "auto" and dataset.x.ndim == 2)
-    if by_training and not given:
-        size = dataset.x.shape[1] if dataset.x.ndim == 2 else dataset.x.shape[-1]
-        what = "column" if dataset.x.ndim == 2 else "color channel"
-        for name, words in (("mean", "mean"), ("deviation", "standard deviation")):
-            content = f"{words} of every {what} over the training examples of all sites, to which it is normalized"
-            values.append(SetupValue(name, content, (size,), "sum"))
-    return values
+def setup_of_run(parts: PreparedRun) -> list[SetupField]:
+    """Return what every site sends before the first round. A simulation computes it from all data at once."""
+    content = "how many training examples it has; the server checks weights against it"
+    return [SetupField("num_train", content, (), "each"), *setup_messages(parts.divided.dataset, parts.config.data)]
 
 
 def describe_leaving(
@@ -146,7 +113,7 @@ def describe_leaving(
     name: str,
     task: Task,
     *,
-    setup: Sequence[SetupValue],
+    setup: Sequence[SetupField],
     schedule: Schedule,
     model: str,
     dataset: str,
@@ -198,12 +165,11 @@ def describe_leaving(
 
 def page_of_parts(parts: PreparedRun, *, reported: Record | None = None, totals: Record | None = None) -> Record:
     """Return the page of a run that is ready to begin, or has begun; see :func:`describe_leaving`."""
-    dataset = parts.divided.division.dataset
     return describe_leaving(
         parts.algorithm,
         parts.config.algorithm.name,
         parts.federation.common_task,
-        setup=setup_today(dataset, parts.config.data),
+        setup=setup_of_run(parts),
         schedule=parts.config.schedule,
         model=parts.config.model.name,
         dataset=parts.divided.dataset.name,
@@ -359,13 +325,13 @@ def to_markdown(page: Mapping[str, Any]) -> str:
         *_receives(page),
         "## Before the first round",
         _table(
-            ["value", "what it is", "shape", "the server needs"],
+            ["value", "every site sends", "shape", "the server needs"],
             [
                 [f"`{each['name']}`", each["content"], _shape(each["shape"]), _SETUP_USES[each["reduction"]]]
                 for each in page["setup"]
             ],
         ),
-        "A simulation reads all data in one place and computes these values there. Real sites have to agree on them.",
+        "A simulation reads all data in one place and computes these values there. Real sites send them first.",
         "## Scores and other numbers",
         *_scores(page),
         "## Models",
@@ -377,7 +343,6 @@ def to_markdown(page: Mapping[str, Any]) -> str:
 _SETUP_USES: Mapping[str, str] = {
     "each": _USES["each"],
     "sum": "sums over all sites",
-    "union": "everything that any site has",
 }
 
 

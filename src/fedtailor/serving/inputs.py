@@ -11,6 +11,7 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.input_specification import InputSpecification
+from fedtailor.data.own.like import LikeTable, read_frame_like
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -64,6 +65,8 @@ def _to_array(inputs: Any) -> np.ndarray:
 def _to_table(inputs: Any, specification: InputSpecification) -> np.ndarray:
     """Return rows of features (n, features) as float32."""
     (features,) = specification.shape
+    if specification.columns is not None and hasattr(inputs, "columns"):
+        return features_of(read_frame_like(inputs, specification.columns))
     array = _to_array(inputs)
     if array.shape == (features,):
         array = array[None]
@@ -73,6 +76,19 @@ def _to_table(inputs: Any, specification: InputSpecification) -> np.ndarray:
         values: np.ndarray = array.astype(np.float32)
     _refuse_not_finite(values)
     return values
+
+
+def features_of(table: LikeTable) -> np.ndarray:
+    """Return the features of a table that was read (n, features).
+
+    Raises:
+        DataError: it cannot be used; the message has the first error.
+    """
+    if table.x is None:
+        problem = next(each for each in table.problems if each.severity == "error")
+        where = f"'{problem.path}': " if problem.path else ""
+        raise DataError(f"{where}{problem.message}", key="inputs", path=problem.path, got=problem.kind)
+    return table.x
 
 
 def _to_images(array: np.ndarray, specification: InputSpecification) -> np.ndarray:

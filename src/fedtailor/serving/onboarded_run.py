@@ -36,8 +36,14 @@ def onboard_site(
     """
     refuse_existing(out)
     server = load_server(records)
-    column = label_column or server.method.config.data.label_column
-    site = load_site(str(data), server.method.inputs, label_column=column)
+    data_options = server.method.config.data
+    is_needed = validate or server.method.inputs.kind == "table"  # where its column is no feature
+    site = load_site(
+        str(data),
+        server.method.inputs,
+        label_column=label_column or data_options.label_column,
+        group=data_options.group if is_needed else "",
+    )
     name = name or site.name
     if name in records.split["client_names"]:
         message = f"the run has a client '{name}' already: choose another --name."

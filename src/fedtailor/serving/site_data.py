@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from fedtailor.core.errors import DataError, did_you_mean
 from fedtailor.data.dataset import Dataset
+from fedtailor.data.encoding import encode_like
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.read import load_own
@@ -23,28 +24,38 @@ class SiteData(NamedTuple):
     """The examples after these are test examples, which came as such."""
     name: str
     """Of the data, for example the name of the folder."""
+    groups: np.ndarray | None = None  # (n,), int64
+    """The group of each example, such as its patient."""
 
 
-def load_site(path: str, inputs: InputSpecification, *, label_column: str = "label") -> SiteData:
+def load_site(path: str, inputs: InputSpecification, *, label_column: str = "", group: str = "") -> SiteData:
     """Read the labelled data of one site.
 
     Args:
         path: everything that ``data.path`` can be: a folder with a folder per class, a table, arrays, a function.
         inputs: of the model.
-        label_column: of a table.
+        label_column: of a table; empty: the one whose name says so.
+        group: which examples belong together, as ``data.group``.
 
     Raises:
         DataError: the data cannot be read, is of several sites, has other classes, or does not fit the model.
     """
     color = "auto" if inputs.kind == "table" else {1: "gray", 3: "rgb"}.get(inputs.shape[0], "auto")
-    options = DataOptions(path=path, image_size=inputs.image_size, color=color, label_column=label_column)  # type: ignore[arg-type]  # of the literals
+    options = DataOptions(
+        path=path,
+        image_size=inputs.image_size,
+        color=cast(Any, color),
+        label_column=label_column,
+        group=group,
+    )
     dataset = load_own(os.path.expanduser(path), options)
     if len(dataset.domain_names) > 1:
         names = ", ".join(dataset.domain_names[:5])
         message = f"'{path}' holds {len(dataset.domain_names)} sites ({names}): give the folder or the table of one."
         raise DataError(message, key="data", path=path, allowed=1, got=len(dataset.domain_names))
     stored = _stored(dataset, inputs, path)
-    return SiteData(stored, _labels(dataset, inputs, path), dataset.num_official_train, dataset.name)
+    labels = _labels(dataset, inputs, path)
+    return SiteData(stored, labels, dataset.num_official_train, dataset.name, dataset.groups)
 
 
 def _labels(dataset: Dataset, inputs: InputSpecification, path: str) -> np.ndarray:
@@ -65,6 +76,8 @@ def _labels(dataset: Dataset, inputs: InputSpecification, path: str) -> np.ndarr
 
 def _stored(dataset: Dataset, inputs: InputSpecification, path: str) -> np.ndarray:
     """Return the examples on the scale of the model's training data."""
+    if dataset.raw is not None and inputs.columns is not None:
+        return encode_like(dataset, inputs.columns)
     if dataset.input_shape != inputs.shape:
         message = f"'{path}' holds inputs of shape {dataset.input_shape}; the model takes {inputs.shape}."
         raise DataError(message, key="data", path=path, allowed=inputs.shape, got=dataset.input_shape)

@@ -13,9 +13,11 @@ from fedtailor.core.reading import read_file
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.own.findings import Findings, Unusable
 from fedtailor.data.own.images import SUFFIXES
+from fedtailor.data.own.layout import TABLES
+from fedtailor.data.own.like import read_table_like
 from fedtailor.data.own.names import safe_name
 from fedtailor.data.own.npz import read_archive
-from fedtailor.serving.inputs import read_picture, to_stored
+from fedtailor.serving.inputs import features_of, read_picture, to_stored
 
 BATCH = 500
 """Pictures that are in memory at the same time."""
@@ -44,7 +46,7 @@ class Sources:
         """Find the files.
 
         Args:
-            paths: pictures, folders, ``.npz`` files with an array ``x``.
+            paths: pictures, folders, CSV or Parquet tables, ``.npz`` files with an array ``x``.
             inputs: of the model.
 
         Raises:
@@ -52,19 +54,22 @@ class Sources:
         """
         self.unreadable: list[Unreadable] = []
         """Files that were left out so far."""
+        self.notes: list[str] = []
+        """Sentences about the tables read so far: empty cells, unknown categories."""
         self._inputs = inputs
         self._pictures: list[tuple[Path, str]] = []
         self._arrays: list[Path] = []
+        self._tables: list[Path] = []
         for path in paths:
             self._add(Path(path).expanduser())
 
     @property
     def count(self) -> int:
         """The number of files."""
-        return len(self._pictures) + len(self._arrays)
+        return len(self._pictures) + len(self._arrays) + len(self._tables)
 
     def batches(self, done: Callable[[int], None] = lambda count: None) -> Iterator[Named]:
-        """Yield the examples in batches; unreadable pictures are left out and listed.
+        """Yield the examples in batches, arrays and tables first; unreadable pictures are left out and listed.
 
         Args:
             done: is called with the number of files read so far.
@@ -74,6 +79,8 @@ class Sources:
         """
         for path in self._arrays:
             yield from self._of_arrays(path)
+        for path in self._tables:
+            yield from self._of_table(path)
         if self._pictures:
             yield from self._of_pictures(done)
 
@@ -85,11 +92,13 @@ class Sources:
             raise DataError(f"'{path}' does not exist.", key="path", path=str(path))
         elif suffix == ".npz":
             self._arrays.append(path)
+        elif suffix in TABLES:
+            self._tables.append(path)
         elif suffix in SUFFIXES:
             self._refuse_pictures(path)
             self._pictures.append((path, safe_name(str(path))))
         else:
-            allowed = "a picture, a folder of pictures, or a .npz file"
+            allowed = "a picture, a folder of pictures, a CSV or Parquet table, or a .npz file"
             raise DataError(f"'{path}' must be {allowed}.", key="path", path=str(path), allowed=allowed, got=suffix)
 
     def _add_folder(self, folder: Path) -> None:
@@ -124,7 +133,7 @@ class Sources:
                 yield Named(names, np.stack(rows))
                 names = []
                 rows = []
-            done(len(self._arrays) + number)
+            done(self.count - len(self._pictures) + number)
         if rows:
             yield Named(names, np.stack(rows))
 
@@ -141,6 +150,22 @@ class Sources:
             stored = to_stored(arrays["x"], self._inputs)
         except DataError as reason:
             raise DataError(f"'{path}': {reason.message}", key="path", path=str(path)) from reason
-        for start in range(0, len(stored), BATCH):
-            part = stored[start : start + BATCH]
-            yield Named([f"{safe_name(path.name)}[{start + index}]" for index in range(len(part))], part)
+        yield from _in_batches([f"{safe_name(path.name)}[{row}]" for row in range(len(stored))], stored)
+
+    def _of_table(self, path: Path) -> Iterator[Named]:
+        """Yield the rows of a table; they are named by the file and their line."""
+        columns = self._inputs.columns
+        if columns is None:
+            allowed = "pictures" if self._inputs.kind == "images" else "arrays without names of columns"
+            message = f"the model takes {allowed}, not tables ('{path}')."
+            raise DataError(message, key="path", path=str(path), allowed=allowed)
+        table = read_table_like(path, columns)
+        features = features_of(table)
+        self.notes += [f"{safe_name(path.name)}: {problem.message}" for problem in table.problems]
+        yield from _in_batches([f"{safe_name(path.name)}:{line}" for line in table.lines], features)
+
+
+def _in_batches(names: Sequence[str], stored: np.ndarray) -> Iterator[Named]:
+    for start in range(0, len(stored), BATCH):
+        part = stored[start : start + BATCH]
+        yield Named(list(names[start : start + BATCH]), part)

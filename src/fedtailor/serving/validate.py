@@ -70,7 +70,7 @@ def cross_validate(server: Server, site: SiteData, *, number: int | None = None)
     labels = torch.from_numpy(site.y[: site.num_train])
     logits = torch.zeros(len(labels), server.method.inputs.num_classes)
     right: dict[str, np.ndarray] = {}
-    for train, held_out in _folds(site):
+    for train, held_out in folds_of(site):
         examples = site.x[held_out]
         own = {server.method.config.algorithm.name: (server, onboard(server, site, number=number, rows=train).personal)}
         if shared is not None:
@@ -101,18 +101,21 @@ def _alone(server: Server, site: SiteData) -> Server:
     return server._replace(method=method._replace(algorithm=algorithm), state=state)
 
 
-def _folds(site: SiteData) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return training and held-out rows of every fold."""
-    from sklearn.model_selection import StratifiedKFold
+def folds_of(site: SiteData) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return training and held-out rows of every fold; a fold never divides a group."""
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
     rows = np.arange(site.num_train)
-    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
+    labels = site.y[: site.num_train]
+    groups = None if site.groups is None else site.groups[: site.num_train]
+    divide = StratifiedKFold if groups is None else StratifiedGroupKFold
+    folds = divide(FOLDS, shuffle=True, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # classes with fewer examples than folds
         try:
-            return list(folds.split(rows, site.y[: site.num_train]))
+            return list(folds.split(rows, labels, groups))
         except ValueError as reason:  # every class has fewer
-            message = f"--validate needs a class with at least {FOLDS} examples."
+            message = f"--validate needs a class with at least {FOLDS} examples, and {FOLDS} groups."
             raise DataError(message, key="data", allowed=f">= {FOLDS} of a class") from reason
 
 

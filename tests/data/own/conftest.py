@@ -258,6 +258,19 @@ def _damaged_archive(folder):
     path.write_bytes(path.read_bytes()[:200])
 
 
+def _empty_column(folder):
+    for site in ("A", "BB"):
+        table(folder, site, f"a,b,label\n{len(site)},nan,0\n{len(site) + 7},,1\n")
+
+
+def _notes():
+    return "".join(f"{row},the patient number {row} was seen today,{row % 2}\n" for row in range(6))
+
+
+def _names():
+    return "".join(f"{row},patient {row},{row % 2}\n" for row in range(60))
+
+
 def _not_parquet(folder):
     table(folder, "A")
     (folder / "B.parquet").write_bytes(b"PAR1 this is none")
@@ -355,10 +368,20 @@ BROKEN = [
     Broken("corrupt archive", "error", "damaged_archive", _damaged_archive),
     Broken("missing label column", "error", "missing_label_column", _table("a,b\n1,2\n")),
     Broken("ragged rows", "error", "ragged_row", _table("a,b,label\n1,2,0\n1,2\n3,4,1\n")),
-    Broken("text for a number", "error", "not_a_number", _table("a,b,label\n1,x,0\n3,4,1\n")),
-    Broken("NaN in a table", "error", "missing_value", _table("a,b,label\n1,nan,0\n3,4,1\n")),
+    Broken("decimal commas", "error", "not_a_number", _table('a,b,label\n1,"1,5",0\n3,4,1\n')),
+    Broken("text and numbers", "warning", "mixed_column", _table("a,b,label\n1,x,0\n3,4,1\n")),
+    Broken("a column without values", "skipped", "empty_column", _empty_column),
+    Broken("dates", "error", "dates", _table("a,b,label\n1,2020-01-31,0\n3,2020-02-01,1\n")),
+    Broken("several labels", "error", "several_labels", _table("a,label\n1,flu|covid\n3,flu\n4,covid\n")),
+    Broken("series in cells", "error", "time_series", _table('a,b,label\n1,"[1, 2, 3]",0\n3,"[1, 5]",1\n')),
+    Broken("notes", "error", "free_text", _table(f"a,b,label\n{_notes()}")),
+    Broken("names", "error", "too_many_categories", _table(f"a,b,label\n{_names()}")),
+    Broken("paths of images", "error", "image_paths", _table("a,b,label\n1,1.png,0\n3,2.png,1\n")),
+    Broken("DICOM", "error", "dicom", _put(b"\0" * 128 + b"DICM", "scan.dcm")),
+    Broken("DICOM without an ending", "error", "dicom", _put(b"\0" * 128 + b"DICM", "IM0001")),
+    Broken("DICOM called PNG", "error", "dicom", _put(b"\0" * 128 + b"DICM")),
     Broken("no Parquet", "error", "damaged_table", _not_parquet),
-    Broken("Parquet of lists", "error", "wrong_column_type", _parquet_of_lists),
+    Broken("Parquet of lists", "error", "time_series", _parquet_of_lists),
 ]
 
 

@@ -85,7 +85,7 @@ def test_a_site_may_be_called_train_where_parts_are_below(folder, make):
     assert layout_of(folder)[0].words == LAYOUTS[1]
 
 
-@pytest.mark.parametrize("text", ["file,age\n1.png,3\n", "file,label\n1.png,cat\n", ",file\n0,1.png\n"])
+@pytest.mark.parametrize("text", ["file,age\n1.png,3\n", "file,label\n1.png,cat\n2.png,dog\n", ",file\n0,1.png\n"])
 def test_a_table_that_hides_images_is_named(text, folder, make):
     make.images(folder)
     (folder / "metadata.csv").write_text(text)

@@ -139,6 +139,7 @@ def apply_shift(
         x=x,
         y=annotations.labels,
         subclasses=annotations.subclasses,
+        groups=None,  # the examples have been divided
         domains=annotations.domains,
         partial=dataset.subset,  # copies do not count
         official_size=-1,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtailor.core.errors import DataError
+from fedtailor.data.columns import RawTable
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.blocks import Block, check_alike, check_block
@@ -21,6 +22,7 @@ from fedtailor.data.own.findings import (
     looks_like_regression,
     no_examples,
     regression_message,
+    show,
     skip_empty,
 )
 from fedtailor.data.own.scale import check_finite, find_scale
@@ -41,6 +43,7 @@ def combine_blocks(
     Without ``class_names`` the classes are named by their numbers, from 0 to the largest label. The counts of all
     labels that could be read are added to ``findings`` in any case.
     """
+    refuse_groups(options, findings)
     filled = [block for block in blocks if block.x.size or block.y.size]
     _skip_empty_sites(blocks, filled, findings)
     checked = []
@@ -129,6 +132,16 @@ def _parts(sites: Sequence[str], blocks: Sequence[Block]) -> list[SitePart]:
     return parts
 
 
+def refuse_groups(options: DataOptions, findings: Findings) -> None:
+    """Add an error if there is an option for groups, which arrays do not have."""
+    if options.group:
+        message = (
+            f"data.group = {show(options.group)} is for tables and folders of images. For arrays, let a function "
+            "return a Dataset with groups."
+        )
+        findings.add("error", "option_unused", "", "", message)
+
+
 def _check_options(block: Block, options: DataOptions, findings: Findings) -> None:
     """Warn of options for image files, which have no effect on arrays."""
     if options.image_size and block.x.shape[1:3] != (options.image_size, options.image_size):
@@ -148,6 +161,8 @@ class SitePart(NamedTuple):
     y_train: np.ndarray  # (rows,), whole numbers from 0
     x_test: np.ndarray | None = None
     y_test: np.ndarray | None = None
+    groups_train: np.ndarray | None = None  # (rows,), number of each example's group
+    groups_test: np.ndarray | None = None
 
     @property
     def rows(self) -> int:
@@ -166,6 +181,7 @@ def assemble(
     notes: Sequence[str] = (),
     white: float = 255.0,
     normalize: Normalization = Normalization(),  # noqa: B008  # immutable
+    raw: RawTable | None = None,
 ) -> Dataset:
     """Put the examples of all sites into one data set: the training rows of all sites in order, then their test rows.
 
@@ -179,6 +195,8 @@ def assemble(
     tests = [(part.x_test, part.y_test) for part in kept if part.x_test is not None and part.y_test is not None]
     x = np.concatenate([part.x_train for part in kept] + [x for x, _ in tests])
     y = np.concatenate([part.y_train for part in kept] + [y for _, y in tests])
+    groups = [part.groups_train for part in kept] + [part.groups_test for part in kept]
+    known_groups = [each for each in groups if each is not None]
     named = [part.site for part in kept] != [""]
     return Dataset(
         name=name,
@@ -188,12 +206,19 @@ def assemble(
         class_names=tuple(class_names),
         domains=_domains(kept) if named else None,
         domain_names=tuple(part.site for part in kept) if named else (),
+        groups=renumber(np.concatenate(known_groups)) if known_groups else None,
+        raw=raw,
         normalize=normalize,
         white=white,
         num_official_train=sum(len(part.y_train) for part in kept),
         sources=sources,
         notes=tuple(notes),
     )
+
+
+def renumber(groups: np.ndarray) -> np.ndarray:
+    """Return the numbers of groups (rows,) without gaps, which groups without examples leave."""
+    return np.unique(groups, return_inverse=True)[1].astype(np.int64)
 
 
 def describe_sites(parts: Sequence[SitePart], class_names: Sequence[str]) -> list[Site]:

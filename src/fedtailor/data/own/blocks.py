@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedtailor.data.own.findings import MAX_CLASSES, Place, show
+from fedtailor.data.own.text_columns import SEVERAL_LABELS
 
 
 class Block(NamedTuple):
@@ -34,6 +35,12 @@ def check_block(block: Block, class_names: Sequence[str]) -> Block | None:
     x = block.x
     y = block.y
     place = block.place
+    if y.ndim == 2 and y.shape[1] > 1 and y.dtype.kind in "buif":
+        if ((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all():
+            place.error("wrong_shape", f"The labels y are one-hot, of shape {y.shape}: store y.argmax(axis=1).")
+            return None
+        place.error("several_labels", f"The labels y have the shape {y.shape}. {SEVERAL_LABELS}")
+        return None
     if y.ndim != 1 or x.ndim == 0 or len(x) != len(y):
         allowed = "y of shape (rows,) and x of shape (rows, ...) with the same number of rows"
         place.error("wrong_shape", f"Expected {allowed}, got x of shape {x.shape} and y of shape {y.shape}.")

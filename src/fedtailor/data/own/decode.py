@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from fedtailor.data.own.dicom import SENTENCE, is_dicom
 from fedtailor.data.own.findings import Unusable
 from fedtailor.data.readers.files import MAX_BYTES
 
@@ -75,6 +76,8 @@ def decode(path: Path) -> Decoded:
         Unusable: the image cannot be read; the exception has the kind of the problem and a sentence.
     """
     raw = _read(path)
+    if is_dicom(raw):
+        raise Unusable("dicom", f"The file is DICOM. {SENTENCE}")
     with _decoding(), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
         pixels, traits, peak = _checked(image)
     return Decoded(pixels, traits, peak, hashlib.sha256(raw).hexdigest())

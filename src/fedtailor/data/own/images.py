@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -171,7 +171,8 @@ def _decode(path: Path, where: Occurrence, findings: Findings) -> Decoded | None
     try:
         return decode(path)
     except Unusable as error:
-        findings.add("skipped", error.kind, where.site, where.path, error.message)
+        severity: Literal["error", "skipped"] = "error" if error.kind == "dicom" else "skipped"
+        findings.add(severity, error.kind, where.site, where.path, error.message)
         return None
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from fedtailor.core.errors import DataError
+from fedtailor.data.cache import CACHE_VERSION
 from fedtailor.data.options import DataOptions
+from fedtailor.data.own.dicom import SENTENCE, beginning_of, find_dicom, is_dicom
 from fedtailor.data.own.duplicates import Occurrence
 from fedtailor.data.own.findings import Findings, counted, show
 from fedtailor.data.own.images import SUFFIXES, Picture
@@ -77,9 +79,9 @@ class Layout:
         last_change = max(file.changed for file in self.files) / 1e9
         if last_change > time.time() - _TOO_FRESH:
             return ""
-        chosen = [options.label_column, options.image_size, options.color]
+        chosen = [options.label_column, options.group, options.missing, options.image_size, options.color]
         readers = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
-        described = json.dumps([readers, self.words, self.name, str(self.folder), chosen, self.files])
+        described = json.dumps([CACHE_VERSION, readers, self.words, self.name, str(self.folder), chosen, self.files])
         return hashlib.sha256(described.encode("ascii")).hexdigest()
 
 
@@ -99,6 +101,8 @@ def recognize(path: str, findings: Findings) -> Layout | None:
         file = Path(place).resolve()
         name = _set_name(file.stem)
         layout = Layout(kind="tables", words=LAYOUTS[6], name=name, folder=file.parent, tables=(("", file),))
+    elif os.path.isfile(place) and (find_dicom([Path(place)]) or is_dicom(beginning_of(Path(place)))):
+        findings.add("error", "dicom", "", safe_name(Path(place).name), f"The file is DICOM. {SENTENCE}")
     elif os.path.isfile(place):
         _refuse(
             findings, "unknown_layout", f"{show(path)} is a file, but not a .csv or .parquet file; unpack archives."
@@ -145,6 +149,13 @@ def _of_folder(tree: Tree, findings: Findings) -> Layout | None:
     tables = [file for file in tree.files if not file.folders and file.suffix in TABLES]
     arrays = [file for file in tree.files if len(file.folders) == 1 and _part_of_npz(file)]
     images = [file for file in tree.files if file.suffix in SUFFIXES]
+    others = sorted(set(tree.files).difference(tables, arrays, images))
+    dicom = find_dicom([tree.path(file) for file in others])
+    if dicom:
+        first = safe_name(dicom[0].relative_to(tree.folder).as_posix())
+        what = counted(len(dicom), "file of the folder is", "files of the folder are")
+        findings.add("error", "dicom", "", first, f"{what} DICOM. {SENTENCE}")
+        return None
     if tables:
         _leave_out(set(tree.files).difference(tables, images), findings)
         if images:

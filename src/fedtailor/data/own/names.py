@@ -55,18 +55,30 @@ def check_names(what: str, names: Sequence[str], findings: Findings) -> None:
         names: names after :func:`safe_name`.
         findings: the problems are added to it.
     """
-    alike: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        folded = unicodedata.normalize("NFKC", name).casefold()
-        alike[unicodedata.normalize("NFKC", folded).strip()].append(name)
         reasons = _reasons(name)
         if reasons:
             site = name if what == "Site" else ""
             message = f"{what} {show(name)} {' and '.join(reasons)}; it is used, and escaped in all outputs."
             findings.add("warning", "unsafe_name", site, "", message)
+    check_similar(f"{what} names", names, findings)
+
+
+def check_similar(what: str, names: Iterable[str], findings: Findings) -> None:
+    """Warn of names that are hard to tell apart.
+
+    Args:
+        what: what they are the names of, such as "Site names".
+        names: names after :func:`safe_name`.
+        findings: the problems are added to it.
+    """
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        folded = unicodedata.normalize("NFKC", name).casefold()
+        alike[unicodedata.normalize("NFKC", folded).strip()].append(name)
     for group in alike.values():
         if len(group) > 1:
-            message = f"{what} names {listed(group)} differ only by case, spaces or Unicode form; they are kept apart."
+            message = f"{what} {listed(group)} differ only by case, spaces or Unicode form; they are kept apart."
             findings.add("warning", "similar_names", "", "", message)
 
 

@@ -24,6 +24,7 @@ from fedtailor.data.own.findings import (
     no_examples,
     skip_empty,
 )
+from fedtailor.data.own.groups import check_groups, groups_of_paths
 from fedtailor.data.own.images import SUFFIXES, Pictures, read_pictures
 from fedtailor.data.own.layout import Layout, recognize
 from fedtailor.data.own.names import listed, safe_name
@@ -31,7 +32,7 @@ from fedtailor.data.own.names import listed, safe_name
 _SHOWN = 3
 """Errors that are shown in full when data cannot be loaded."""
 
-_NO_LIST_OF_IMAGES = ("missing_label_column", "unnamed_column", "not_a_number")
+_NO_LIST_OF_IMAGES = ("missing_label_column", "unnamed_column", "image_paths")
 """Errors of a table in a folder of images that was not meant to be read."""
 
 
@@ -43,7 +44,7 @@ def read_own(path: str, options: DataOptions) -> OwnData:
 
     Args:
         path: ``data.path``; see :data:`fedtailor.data.own.layout.LAYOUTS`.
-        options: only label_column, image_size and color are used here.
+        options: only label_column, group, missing, image_size and color are used here.
 
     Returns:
         The data set, which is None if there is an error, and the findings.
@@ -161,6 +162,7 @@ def _read_images(layout: Layout, options: DataOptions, findings: Findings) -> Da
             no_examples(findings)
         return None
     where = [layout.pictures[row].where for row in read.rows]
+    groups = groups_of_paths(where, options.group, findings) if options.group else None
     names = sorted({one.label for one in where})
     for name in sorted(set(layout.classes).difference(names)):
         message = "No image of this class can be read; the class is left out."
@@ -168,7 +170,7 @@ def _read_images(layout: Layout, options: DataOptions, findings: Findings) -> Da
     _skip_empty_sites(layout, {one.site for one in where}, findings)
     findings.sites.extend(_count(layout, read))
     domains = sorted({one.site for one in where}) if layout.sites else []
-    return Dataset(
+    dataset = Dataset(
         name=layout.name,
         x=read.x,
         y=np.array([names.index(one.label) for one in where], dtype=np.int64),
@@ -176,9 +178,11 @@ def _read_images(layout: Layout, options: DataOptions, findings: Findings) -> Da
         class_names=tuple(names),
         domains=np.array([domains.index(one.site) for one in where], dtype=np.int64) if domains else None,
         domain_names=tuple(domains),
+        groups=groups,
         num_official_train=sum(one.part == "train" for one in where),
         sources=one_source(f"{layout.name} ({len(read.digests)} files)", read.digests),
     )
+    return dataset if check_groups(dataset, findings) else None
 
 
 def _count(layout: Layout, read: Pictures) -> list[Site]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -28,10 +29,14 @@ from fedtailor.data.own.findings import (
     show,
     skip_empty,
 )
+from fedtailor.data.own.groups import check_groups, number_groups
+from fedtailor.data.own.join import join_tables
+from fedtailor.data.own.label import count_like_labels, guess_label
 from fedtailor.data.own.names import safe_name
 from fedtailor.data.own.parquet_table import read_parquet
 from fedtailor.data.own.scale import AS_THEY_ARE
-from fedtailor.data.own.table import Table
+from fedtailor.data.own.table import Table, Wanted, find_roles
+from fedtailor.data.own.text_columns import SEVERAL_LABELS, several_labels
 from fedtailor.data.readers.files import read_bytes
 
 PARQUET = (".parquet", ".pq")
@@ -41,44 +46,54 @@ PARQUET = (".parquet", ".pq")
 def read_tables(files: list[tuple[str, Path]], options: DataOptions, findings: Findings) -> Dataset | None:
     """Read one table per site: a label in the column ``options.label_column``, and features or images.
 
-    All other columns are features: numbers (true and false are 1 and 0), the same at every site in any order. Or the
-    column ``image`` has paths of images relative to the table's folder, and the other columns are not used. A column
-    ``split`` with train or test in every row divides the examples. Classes are the labels of all sites, sorted.
+    All other columns are features, the same at every site in any order: numbers (true and false are 1 and 0), or text,
+    which is a category. Or the column ``image`` has paths of images relative to the table's folder, and the other
+    columns are not used. A column ``split`` with train or test in every row divides the examples. The column
+    ``options.group`` says which examples belong together. Classes are the labels of all sites, sorted.
 
     Args:
         files: name of each site and its table; all tables are in one folder.
-        options: only ``label_column``, and for images ``image_size`` and ``color``, are used.
+        options: only ``label_column``, ``group``, ``missing``, and for images ``image_size`` and ``color``, are used.
         findings: problems, sites and notes are added to it.
 
     Returns:
-        The data set, or None after an error. Features are float32 as stored; the caller standardizes them by the
-        training examples.
+        The data set, or None after an error. Its features are the cells as read, see ``Dataset.raw``.
     """
     digests: dict[str, str] = {}
-    tables = _read_files(files, options, findings, digests)
+    group = safe_name(options.group)
+    label = safe_name(options.label_column) or guess_label([path for _, path in files], group, findings)
+    if label is None:
+        findings.sites.extend(Site(site) for site, _ in files)
+        return None
+    wanted = Wanted(
+        find_roles=lambda header, place: find_roles(header, place, label, group),
+        expected=(lambda names: label in names) if options.label_column else count_like_labels,
+    )
+    tables = _read_files(files, wanted, findings, digests)
     filled = [table for table in tables if table.cells.labels]
     for table in tables:
         if not table.cells.labels:
             skip_empty(findings, table.place.site, table.place.path)
     classes = None
     if filled:
-        classes = name_classes(filled, options.label_column, findings)
+        classes = name_classes(filled, label, findings)
     elif not has_errors(findings):
         no_examples(findings)
     _count_labels([site for site, _ in files], filled, classes, findings)
     if classes is None or not check_columns_alike(filled) or has_errors(findings):
         return None
+    groups = number_groups(filled, findings)
     folder = files[0][1].parent
-    if filled[0].columns.image is None:
-        return _features(folder.name, filled, classes, findings, digests)
-    return _images(folder, filled, classes, options, findings, digests)
+    if filled[0].roles.image is not None:
+        return _images(folder, filled, classes, groups, options, findings, digests)
+    return _features(folder.name, filled, classes, groups, options, findings, digests)
 
 
 def _read_files(
-    files: Sequence[tuple[str, Path]], options: DataOptions, findings: Findings, digests: dict[str, str]
+    files: Sequence[tuple[str, Path]], wanted: Wanted, findings: Findings, digests: dict[str, str]
 ) -> list[Table]:
-    """Return the usable tables."""
-    tables: list[Table] = []
+    """Return the usable tables; a feature that holds text in one of them is read as text in all."""
+    tables: list[tuple[Path, Table]] = []
     left = MAX_TOTAL_BYTES
     sites: set[str] = set()
     for site, path in files:
@@ -86,19 +101,41 @@ def _read_files(
         if site in sites:
             place.error("duplicate_site", "Another table belongs to the same site.")
         sites.add(site)
-        read = read_parquet if path.suffix.lower() in PARQUET else read_csv
-        try:
-            raw = read_bytes(path, digests, folder=path.parent)
-            table = read(raw, place, options.label_column, limit=left)
-        except DataError as error:
-            place.error("unreadable_file", error.message)
-        except Unusable as error:
-            place.error(error.kind, error.message)
-        else:
-            if table is not None:
-                left -= table.cells.values.nbytes
-                tables.append(table)
-    return tables
+        table = _read_file(path, place, wanted, digests, left)
+        if table is not None:
+            left -= table.cells.values.nbytes
+            tables.append((path, table))
+    as_text = frozenset(name for _, table in tables for name in table.cells.texts)
+    return [_as_text(path, table, as_text, wanted, digests) for path, table in tables]
+
+
+def _read_file(path: Path, place: Place, wanted: Wanted, digests: dict[str, str], limit: int) -> Table | None:
+    """Return the table in a file; None, with the problems added, if it cannot be used."""
+    read = read_parquet if path.suffix.lower() in PARQUET else read_csv
+    try:
+        raw = read_bytes(path, digests, folder=path.parent)
+        return read(raw, place, wanted, limit=limit)
+    except DataError as error:
+        place.error("unreadable_file", error.message)
+    except Unusable as error:
+        place.error(error.kind, error.message)
+    return None
+
+
+def _as_text(path: Path, table: Table, as_text: frozenset[str], wanted: Wanted, digests: Mapping[str, str]) -> Table:
+    """Return a table whose features in ``as_text`` are read as text; it is read again if they were read as numbers.
+
+    Then numbers are categories, and so is ``none``, which is an empty cell among numbers.
+    """
+    if table.cells.texts.keys() >= as_text.intersection(table.roles.feature_names):
+        return table
+    again: dict[str, str] = {}
+    aside = dataclasses.replace(table.place, findings=Findings())  # its problems are known
+    second = _read_file(path, aside, wanted._replace(as_text=as_text), again, MAX_TOTAL_BYTES)
+    if second is None or again.items() - digests.items():
+        table.place.error("unreadable_file", "The file changed while it was read.")
+        return table
+    return second._replace(place=table.place)
 
 
 def _count_labels(
@@ -115,40 +152,58 @@ def _count_labels(
     findings.sites.extend(counted.get(site, Site(site)) for site in sites)
 
 
-def _divide(table: Table, x: np.ndarray, y: np.ndarray, kept: np.ndarray | None = None) -> SitePart:
-    """Return the training and test rows of a table; ``kept`` (rows,) are the rows of x and y in the table."""
+def _divide(
+    table: Table, x: np.ndarray, y: np.ndarray, groups: np.ndarray | None = None, kept: np.ndarray | None = None
+) -> SitePart:
+    """Return the training and test rows of a table; ``kept`` (rows,) are the rows of the arrays in the table."""
     if table.is_test is None:
-        return SitePart(table.place.site, x, y)
+        return SitePart(table.place.site, x, y, groups_train=groups)
     is_test = table.is_test if kept is None else table.is_test[kept]
-    return SitePart(table.place.site, x[~is_test], y[~is_test], x[is_test], y[is_test])
+    part = SitePart(table.place.site, x[~is_test], y[~is_test], x[is_test], y[is_test])
+    if groups is None:
+        return part
+    return part._replace(groups_train=groups[~is_test], groups_test=groups[is_test])
 
 
 def _features(
     name: str,
     tables: Sequence[Table],
     classes: tuple[tuple[str, ...], list[np.ndarray]],
+    groups: Sequence[np.ndarray | None],
+    options: DataOptions,
     findings: Findings,
     digests: dict[str, str],
-) -> Dataset:
-    """Return the data set of tables with features."""
-    names = tables[0].columns.feature_names
-    findings.notes.append(f"{counted(len(names), 'feature')}, in the order of {tables[0].place.path}.")
+) -> Dataset | None:
+    """Return the data set of tables with features; None, with the problems added, if they cannot be used."""
+    joined = join_tables(tables, options, findings)
+    if joined is None:
+        return None
     class_names, labels = classes
-    features = [ordered_features(table, names) for table in tables]
     rows = []
-    for site, (table, x, y) in enumerate(zip(tables, features, labels, strict=True)):
+    for site, (table, x, y) in enumerate(zip(tables, joined.x, labels, strict=True)):
         is_test = np.zeros(len(y), dtype=bool) if table.is_test is None else table.is_test
         rows.append(Rows(table.place.path, table.cells.lines, x, y, np.full(len(y), site), is_test))
     report_duplicate_rows(rows, findings)
-    parts = [_divide(table, x, y) for table, x, y in zip(tables, features, labels, strict=True)]
+    parts = [_divide(*each) for each in zip(tables, joined.x, labels, groups, strict=True)]
     sources = one_source(name, digests)
-    return assemble(name, parts, class_names, sources=sources, notes=findings.notes, white=1.0, normalize=AS_THEY_ARE)
+    dataset = assemble(
+        name,
+        parts,
+        class_names,
+        sources=sources,
+        notes=findings.notes,
+        white=1.0,
+        normalize=AS_THEY_ARE,
+        raw=joined.raw,
+    )
+    return dataset if check_groups(dataset, findings) else None
 
 
 def _images(
     folder: Path,
     tables: Sequence[Table],
     classes: tuple[tuple[str, ...], list[np.ndarray]],
+    groups: Sequence[np.ndarray | None],
     options: DataOptions,
     findings: Findings,
     digests: dict[str, str],
@@ -165,20 +220,22 @@ def _images(
     ends = np.cumsum([len(y) for y in labels])
     cuts = np.searchsorted(pictures.rows, [0, *ends])
     parts = []
-    for table, y, end, first, last in zip(tables, labels, ends, cuts[:-1], cuts[1:], strict=True):
+    for table, y, own, end, first, last in zip(tables, labels, groups, ends, cuts[:-1], cuts[1:], strict=True):
         kept = np.array(pictures.rows[first:last], dtype=np.int64) - (end - len(y))
-        parts.append(_divide(table, pictures.x[first:last], y[kept], kept))
+        own_kept = None if own is None else own[kept]
+        parts.append(_divide(table, pictures.x[first:last], y[kept], own_kept, kept))
         if not len(kept):
             skip_empty(findings, table.place.site, table.place.path)
     counted = {site.name: site for site in describe_sites(parts, class_names)}
     findings.sites[:] = [counted.get(site.name, site) for site in findings.sites]
     sources = one_source(folder.name, {**digests, **pictures.digests})
-    return assemble(folder.name, parts, class_names, sources=sources, notes=findings.notes)
+    dataset = assemble(folder.name, parts, class_names, sources=sources, notes=findings.notes)
+    return dataset if check_groups(dataset, findings) else None
 
 
 def check_columns_alike(tables: Sequence[Table]) -> bool:
     """Return whether all tables have the same columns; add differences at the smaller group of tables."""
-    columns = [dict.fromkeys(table.columns.used) for table in tables]
+    columns = [dict.fromkeys(table.roles.used) for table in tables]
     names = {name: None for own in columns for name in own}  # in the order of appearance
     alike = True
     for name in names:
@@ -186,6 +243,7 @@ def check_columns_alike(tables: Sequence[Table]) -> bool:
         if len(having) == len(tables):
             continue
         alike = False
+        have = counted(len(having), "table has it", "tables have it")
         if 2 * len(having) < len(tables):
             message = f"Column {show(name)} is only in {len(having)} of {len(tables)} tables."
             for table in having:
@@ -193,17 +251,8 @@ def check_columns_alike(tables: Sequence[Table]) -> bool:
             continue
         for table, own in zip(tables, columns, strict=True):
             if name not in own:
-                table.place.error("missing_column", f"Column {show(name)} is missing; {len(having)} tables have it.")
+                table.place.error("missing_column", f"Column {show(name)} is missing; {have}.")
     return alike
-
-
-def ordered_features(table: Table, names: Sequence[str]) -> np.ndarray:
-    """Return the features (rows, features) in the order of ``names``."""
-    own = table.columns.feature_names
-    if own == tuple(names):
-        return table.cells.values
-    position = {name: index for index, name in enumerate(own)}
-    return table.cells.values[:, [position[name] for name in names]]
 
 
 def name_classes(
@@ -216,6 +265,11 @@ def name_classes(
     Names are made safe to print.
     """
     texts = list(dict.fromkeys(label for table in tables for label in table.cells.labels))  # in the order of reading
+    several = several_labels(texts)
+    if several:
+        message = f"Column {show(label_column)} holds several labels in one cell, such as {show(several)}."
+        _place_of(tables, several).error("several_labels", f"{message} {SEVERAL_LABELS}", _line_of(tables, several))
+        return None
     numbers = {text: _number(text) for text in texts}
     if None not in numbers.values():
         fraction = next((text for text in texts if not isinstance(numbers[text], int)), None)
@@ -279,10 +333,19 @@ def _refuse_regression(tables: Sequence[Table], label_column: str, values: int, 
 
 def _refuse_fraction(tables: Sequence[Table], label_column: str, fraction: str) -> None:
     """Add the problem of labels that are not whole numbers, at the first one."""
-    table = next(table for table in tables if fraction in table.cells.labels)
-    line = table.cells.lines[table.cells.labels.index(fraction)]
     message = (
         f"Labels must be text or whole numbers: column {show(label_column)} holds {show(fraction)}. "
         "Only classification is supported, not regression."
     )
-    table.place.error("float_label", message, line)
+    _place_of(tables, fraction).error("float_label", message, _line_of(tables, fraction))
+
+
+def _place_of(tables: Sequence[Table], label: str) -> Place:
+    """Return the first table with a label."""
+    return next(table.place for table in tables if label in table.cells.labels)
+
+
+def _line_of(tables: Sequence[Table], label: str) -> int:
+    """Return the line of a label in the first table that has it."""
+    cells = next(table.cells for table in tables if label in table.cells.labels)
+    return cells.lines[cells.labels.index(label)]

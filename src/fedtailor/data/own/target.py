@@ -11,10 +11,11 @@ from fedtailor.core.errors import DataError, FedtailorError
 from fedtailor.core.targets import find_target
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.assemble import combine_blocks
+from fedtailor.data.own.assemble import combine_blocks, refuse_groups
 from fedtailor.data.own.blocks import Block
 from fedtailor.data.own.duplicates import Rows, report_duplicate_rows
 from fedtailor.data.own.findings import MAX_SITES, Findings, Place, Site, show
+from fedtailor.data.own.groups import check_groups
 from fedtailor.data.own.names import safe_name
 from fedtailor.data.own.scale import warn_if_dark
 
@@ -45,7 +46,9 @@ def read_target(name: str, options: DataOptions, findings: Findings) -> Dataset 
         findings.sites.extend(_describe(returned))
         findings.notes.extend(returned.notes)
         _add_warnings(returned, name, findings)
-        return returned
+        if returned.groups is None:
+            refuse_groups(options, findings)
+        return returned if check_groups(returned, findings) else None
     sites = _sites(returned, name, findings)
     if sites is None:
         return None

@@ -28,6 +28,8 @@ class Partition(ABC):
     name: ClassVar[str]
     hands_out_all: ClassVar[bool] = True
     """Whether every example goes to a client; otherwise some may be left over."""
+    by_domain: ClassVar[bool] = False
+    """Whether every client has examples of one domain only."""
 
     def __post_init__(self) -> None:
         check_options(self, owner=self.name)

@@ -24,6 +24,7 @@ class Natural(Partition):
     """
 
     name = "natural"
+    by_domain = True
     hands_out_all = False
 
     def default_clients(self, annotations: Annotations) -> int:
@@ -48,6 +49,7 @@ class Domains(Partition):
     """
 
     name = "domains"
+    by_domain = True
 
     per_domain: Annotated[int, Range(ge=1)] = 4
     """Clients of a domain."""
@@ -89,6 +91,7 @@ class DomainLabels(Partition):
     """
 
     name = "domain_labels"
+    by_domain = True
     hands_out_all = False
 
     k: Annotated[int, Range(ge=1)] = 5
