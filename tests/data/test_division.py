@@ -14,6 +14,7 @@ from sklearn.model_selection import train_test_split
 
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data import load_dataset
+from fedtailor.data.build import split_record
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.division import Division, check_disjoint, divide, split_client
 from fedtailor.data.options import DataOptions
@@ -143,6 +144,9 @@ def test_clients_without_test_examples_are_noted() -> None:
         ({"partition": "iidd"}, "unknown partition 'iidd'"),
         ({"clients": -1}, "data.clients must be >= 0, got -1."),
         ({"clients": 20, "new_clients": 20}, "data.new_clients must be less than the number of clients (20), got 20."),
+        ({"new_clients": ("a", "a")}, "data.new_clients must be different names."),
+        ({"new_clients": ("a",), "clients": 1}, "less than the number of clients (1), got 1"),
+        ({"new_clients": ("a",), "split": "s.json"}, "data.new_clients must be a number with data.split"),
         ({"fraction": 0.0}, "data.fraction must be > 0 and <= 1, got 0.0."),
         ({"test_share": 1.0}, "data.test_share must be >= 0 and < 1, got 1.0."),
         ({"val_fraction": "0.1"}, "data.val_fraction must be a number, got '0.1'."),
@@ -290,3 +294,31 @@ def test_small_data_without_sites_have_fewer_clients_unless_asked() -> None:
     division = divide(DataOptions(partition="iid"), run_seed=0, dataset=colorful(90))
     assert division.options.clients == 4
     assert divide(DataOptions(partition="iid", clients=20), run_seed=0, dataset=colorful(90)).options.clients == 20
+
+
+def named_sites():
+    """Return a data set of three sites with 30, 40 and 50 examples."""
+    domains = np.repeat([0, 1, 2], [30, 40, 50])
+    y = np.arange(120) % 2
+    x = np.zeros((120, 3), dtype=np.float32)
+    return Dataset(name="sites", x=x, y=y, num_classes=2, domains=domains, domain_names=("Bonn", "Lyon", "Oslo"))
+
+
+def test_new_clients_by_name_come_last():
+    divided = divide(DataOptions(new_clients=("Lyon",), path="x"), run_seed=0, dataset=named_sites())
+    assert divided.client_names == ("Bonn", "Oslo", "Lyon") and divided.num_new == 1
+    assert [len(rows.train) + len(rows.test) for rows in divided.rows] == [30, 50, 40]
+    again = divide(divided.options, run_seed=0, dataset=named_sites())
+    assert split_record(again) == split_record(divided)
+
+
+def test_a_number_of_new_clients_says_which():
+    divided = divide(DataOptions(new_clients=2, path="x"), run_seed=0, dataset=named_sites())
+    assert "New clients, which never take part in training: Lyon, Oslo." in divided.notes
+
+
+def test_unknown_names_of_new_clients_are_refused():
+    with pytest.raises(ConfigError, match="unknown client 'Lion'; did you mean 'Lyon'"):
+        divide(DataOptions(new_clients=("Lion",), path="x"), run_seed=0, dataset=named_sites())
+    with pytest.raises(ConfigError, match="the clients have no names with this partition"):
+        divide(DataOptions(new_clients=("Lyon",), path="x", partition="iid"), run_seed=0, dataset=named_sites())

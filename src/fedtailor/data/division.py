@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.errors import ConfigError, DataError, find_name
 from fedtailor.data import load_dataset
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.grouping import Side, check_groups_together, count_units, divide_groups, split_by_groups
@@ -105,14 +105,14 @@ def _from_file(dataset: Dataset, options: DataOptions) -> Division:
 
 def _new_clients_of(loaded: LoadedSplit, options: DataOptions) -> int:
     """Return how many clients are new according to the file, or to the options if the file does not say."""
-    if loaded.num_new and options.new_clients not in (0, loaded.num_new):
+    if loaded.num_new and options.num_new not in (0, loaded.num_new):
         raise ConfigError(
             f"data.new_clients must be {loaded.num_new}, as in the split file, or left out, got {options.new_clients}.",
             key="data.new_clients",
             allowed=loaded.num_new,
             got=options.new_clients,
         )
-    num_new = loaded.num_new or options.new_clients
+    num_new = loaded.num_new or options.num_new
     refuse_too_many_new(num_new, len(loaded.rows))
     return num_new
 
@@ -145,7 +145,7 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
         units = count_units(partition, annotations, dataset.groups[pool])
     fitting = max(min(_DEFAULT_CLIENTS, units // _LEAST_PER_CLIENT), 1)
     clients = options.clients or partition.default_clients(annotations) or fitting
-    refuse_too_many_new(options.new_clients, clients)
+    refuse_too_many_new(options.num_new, clients)
     if dataset.groups is None:
         divided = partition.divide(annotations, clients=clients, seed=seed)
     else:
@@ -162,15 +162,35 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
         if clients < len(sites):
             unused = len(sites) - clients
             notes.append(f"{unused} of {len(sites)} sites are not used: data.clients is {clients}.")
+    if isinstance(options.new_clients, tuple):
+        order = _order_with_new_last(names, options.new_clients)
+        rows = [rows[client] for client in order]
+        names = tuple(names[client] for client in order)
+    elif options.new_clients and names:
+        notes.append(f"New clients, which never take part in training: {', '.join(names[-options.new_clients :])}.")
     return Division(
         dataset=dataset,
         rows=rows,
-        num_new=options.new_clients,
+        num_new=options.num_new,
         options=options,
         client_names=names,
         notes=notes,
         test=test,
     )
+
+
+def _order_with_new_last(names: tuple[str, ...], new: tuple[str, ...]) -> list[int]:
+    """Return the order of clients in which those with the given names come last.
+
+    Raises:
+        ConfigError: the clients have no names, or one of the names is not among them.
+    """
+    if not names:
+        message = "data.new_clients must be a number: the clients have no names with this partition."
+        raise ConfigError(message, key="data.new_clients", allowed=">= 0", got=list(new))
+    found = [find_name("client", name, names, key="data.new_clients") for name in new]
+    known = [client for client, name in enumerate(names) if name not in found]
+    return [*known, *(names.index(name) for name in found)]
 
 
 def _split_clients(dataset: Dataset, parts: list[np.ndarray], options: DataOptions, seed: int) -> list[ClientRows]:

@@ -44,8 +44,8 @@ class DataOptions:
     """How examples are divided among clients; empty: natural if the data has sites, else dirichlet(alpha=0.5)."""
     clients: Annotated[int, Range(ge=0)] = 0
     """Number of clients including new ones; 0: the number that the partition defines, else 20."""
-    new_clients: Annotated[int, Range(ge=0)] = 0
-    """How many of the last clients are new: they never take part in training."""
+    new_clients: Annotated[int, Range(ge=0)] | tuple[str, ...] = 0
+    """Clients that are new: they never take part in training. The names of sites, or how many of the last clients."""
     subset: Annotated[int, Range(ge=0)] = 0
     """Examples kept before the partition, the same number of every class (only from the training part if the test
     examples are official ones); 0: all."""
@@ -84,6 +84,11 @@ class DataOptions:
         return by_training and not self.mean and not self.std
 
     @property
+    def num_new(self) -> int:
+        """The number of new clients."""
+        return len(self.new_clients) if isinstance(self.new_clients, tuple) else self.new_clients
+
+    @property
     def title(self) -> str:
         """A short name of the data, for folders."""
         if not self.path:
@@ -97,7 +102,14 @@ class DataOptions:
             dataset = find_name("dataset", self.dataset, DATASETS, key="data.dataset")
             object.__setattr__(self, "dataset", dataset)
         if self.clients:
-            refuse_too_many_new(self.new_clients, self.clients)
+            refuse_too_many_new(self.num_new, self.clients)
+        if isinstance(self.new_clients, tuple):
+            if self.split:
+                message = "data.new_clients must be a number with data.split: the file says which clients come last."
+                raise ConfigError(message, key="data.new_clients", allowed=">= 0", got=list(self.new_clients))
+            if len(set(self.new_clients)) < len(self.new_clients):
+                message = "data.new_clients must be different names."
+                raise ConfigError(message, key="data.new_clients", got=list(self.new_clients))
         if bool(self.mean) != bool(self.std):
             given = "mean" if self.mean else "std"
             other = "std" if self.mean else "mean"

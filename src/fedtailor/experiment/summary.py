@@ -144,6 +144,7 @@ def site_scores(report: RoundReport, federation: Federation) -> Record:
             continue
         for client, scores in zip(evaluation.ids, evaluation.scores, strict=True):
             site: Record = {
+                "new": client in federation.new,
                 "num_train": len(federation.splits[client].train),
                 "num_test": len(federation.splits[client].test),
                 **per_client(scores),

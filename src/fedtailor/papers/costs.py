@@ -144,7 +144,7 @@ def _example_passes(text: str) -> float | None:
     if examples is None:
         return None
     clients = config.data.clients
-    share_that_trains = _share_that_trains(config) * (clients - config.data.new_clients) / clients
+    share_that_trains = _share_that_trains(config) * (clients - config.data.num_new) / clients
     return config.schedule.rounds * share_that_trains * _passes_per_round(config, examples)
 
 

@@ -84,7 +84,12 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
         below = f"and {len(sites) - _MOST_SITES:,} more, in clients.jsonl. {below}"
     rows = []
     for name, site in list(sites.items())[:_MOST_SITES]:
-        row = [shortened(name), f"{site['num_train']:,}", f"{site['num_test']:,}", *_site_accuracy(site)]
+        row = [
+            shortened(name) + (" (new)" if site.get("new") else ""),
+            f"{site['num_train']:,}",
+            f"{site['num_test']:,}",
+            *_site_accuracy(site),
+        ]
         rows.append(row + _site_of_two_classes(site) if positive else row)
     table("Personalized models by site: accuracy in %", columns, rows, below=below)
 
