@@ -3,6 +3,8 @@
 The process imports everything once, and every run is a fork of it. It prints one JSON object.
 """
 
+import contextlib
+import importlib
 import json
 import os
 import random
@@ -62,23 +64,31 @@ class Bench:
         self.temporary = folder / "temporary"
         self.temporary.mkdir()
         tempfile.tempdir = str(self.temporary)
-        if engine == "reference":
-            self.import_everything(whole, algorithm)
-        else:
-            self.import_everything(folder / "warm", algorithm)
-            self.start(whole)
+        self.import_everything(folder / "warm", algorithm)
+        self.start(whole)
         self.expected = finished_runs.content(whole)
 
     def import_everything(self, out, algorithm):
-        """Run once in this process, which then has imported everything, and has no threads: it can be forked."""
+        """Import in this process what a run imports, as a run in a fork tells.
+
+        This process itself computes nothing: libraries of linear algebra may crash in the threads of a fork if the
+        process before it had used them already (about once in 300 runs).
+        """
         import tomli_w
 
         config = out.with_suffix(".toml")
         config.write_text(tomli_w.dumps(finished_runs.settings(algorithm)))
-        saved = [os.dup(1), os.dup(2)]
-        self.command_line(out, config=config)
-        for number, descriptor in enumerate(saved, start=1):
-            os.dup2(descriptor, number)
+        names = out.with_suffix(".json")
+
+        def run_and_tell():
+            code = self.command_line(out, config=config)
+            names.write_text(json.dumps(list(sys.modules)))
+            return code
+
+        assert wait(in_fork(run_and_tell)) == 0
+        for name in json.loads(names.read_text()):
+            with contextlib.suppress(ImportError):  # names that are made while another module is imported
+                importlib.import_module(name)
 
     def start(self, out=None, prepare=None):
         """Start the run, or let it go on; return its exit code, or minus the signal that ended it."""

@@ -92,10 +92,38 @@ def test_onnx_says_the_same_as_torch(algorithm, model, shelf, tmp_path):
         logits, probabilities = session.run(None, {"inputs": inputs})
         assert np.abs(probabilities - personal.predict_proba(part)).max() <= TOLERANCE.get(model, 1e-5)
         expected = personal.logits(part)
+        scale = max(1, np.abs(expected[np.isfinite(expected)]).max())
+        expected = expected - expected.max(1, keepdims=True)  # all classes may share a term
+        logits = logits - logits.max(1, keepdims=True)
         finite = np.isfinite(expected)
         assert np.array_equal(finite, np.isfinite(logits))
-        scale = max(1, np.abs(expected[finite]).max())
-        assert np.abs(logits - expected)[finite].max() <= 1e-4 * scale
+        assert np.abs(logits - expected)[finite].max() <= 1e-5 * scale
+
+
+def test_closed_form_heads_are_one_centered_linear_layer(shelf, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    for algorithm in ("pfedfda", "fedlda"):
+        path = fedtailor.export_model(trained(algorithm, "mlp", shelf), tmp_path / algorithm, "onnx")
+        graph = onnx.load(path).graph
+        kinds = [node.op_type for node in graph.node]
+        assert sum(kind in ("Gemm", "MatMul") for kind in kinds) == 2, "the hidden layer, and the head"
+        assert set(kinds) <= {
+            "Cast",
+            "Div",
+            "Sub",
+            "Reshape",
+            "Gemm",
+            "MatMul",
+            "Add",
+            "Transpose",
+            "Relu",
+            "Softmax",
+            "Constant",
+            "Shape",
+            "Slice",
+            "Concat",
+            "Flatten",
+        }
 
 
 def test_the_card_says_what_goes_in_and_what_comes_out(shelf, tmp_path):

@@ -106,7 +106,7 @@ def export_card(model: PersonalModel, format: str) -> dict[str, Any]:
             "std": inputs.std.tolist(),
         },
         "outputs": {
-            "logits": "logits or log-probabilities, (batch, classes)",
+            "logits": "logits or log-probabilities, up to a term that all classes share, (batch, classes)",
             "probabilities": "softmax of logits / temperature, (batch, classes)",
         },
         "classes": [str(name) for name in model.classes_],

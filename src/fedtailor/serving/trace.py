@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,11 +21,15 @@ _TRACED = 3
 
 
 class Classifier(nn.Module):
-    """A personal model that returns logits and probabilities."""
+    """A personal model that returns logits and probabilities.
 
-    def __init__(self, module: PersonalModule, temperature: float) -> None:
+    Closed-form heads are centered: what all classes share of their weights and biases changes no probability, and can
+    be a thousand times larger than the differences between classes, which would lose their digits in 32 bits.
+    """
+
+    def __init__(self, module: PersonalModule, temperature: float, inputs: InputSpecification) -> None:
         super().__init__()
-        self.model = module
+        self.model = PersonalModule(module.algorithm, module.task, _with_centered_heads(module.tree()), inputs)
         self.temperature = temperature
         self.eval()
 
@@ -46,7 +50,8 @@ def traced(module: PersonalModule, inputs: InputSpecification, temperature: floa
     example = example_input(inputs)
     batch = ({0: Dim("batch", min=1)},)
     with torch.no_grad(), quiet():
-        program = torch.export.export(Classifier(module, temperature), (example,), dynamic_shapes=batch)
+        classifier = Classifier(module, temperature, inputs)
+        program = torch.export.export(classifier, (example,), dynamic_shapes=batch)
         graph = program.module()
         if isinstance(graph, GraphModule) and _fix_draws(graph):
             program = torch.export.export(graph, (example,), dynamic_shapes=batch)
@@ -60,6 +65,22 @@ def example_input(inputs: InputSpecification) -> Tensor:
     """Return a batch of stored values with which a model can be traced."""
     dtype = torch.uint8 if inputs.stored == "uint8" else torch.float32
     return torch.zeros((_TRACED, *inputs.shape), dtype=dtype)
+
+
+def _with_centered_heads(personal: Any) -> Any:
+    """Return a personal model whose linear heads, NamedTuples of a weight (classes, d) and a bias, are centered."""
+    if isinstance(personal, Mapping):
+        return {name: _with_centered_heads(part) for name, part in personal.items()}
+    if not isinstance(personal, tuple):
+        return personal
+    cls: Any = type(personal)
+    fields = getattr(personal, "_fields", None)
+    if fields == ("weight", "bias") and personal[0].dim() == 2:
+        weight, bias = (part.double() for part in personal)
+        dtype = personal[0].dtype
+        return cls((weight - weight.mean(0)).to(dtype), (bias - bias.mean()).to(dtype))
+    parts = [_with_centered_heads(part) for part in personal]
+    return tuple(parts) if fields is None else cls(*parts)
 
 
 @contextmanager
