@@ -93,12 +93,17 @@ def test_predict_reads_tables_and_says_what_was_replaced(here, tmp_path, capsys)
     assert "1 column is missing" in capsys.readouterr().err
 
 
+def test_clients_can_be_named_by_number(here, capsys):
+    assert main(["predict", RUN, "--client", "1", "pictures/Mayo", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["client"] == "Charité"
+
+
 def test_export_writes_the_models_of_all_clients(here, tmp_path, capsys):
     assert main(["export", RUN, "--all", "--format", "onnx", "--out", str(tmp_path / "models"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["exported"]
     assert [each["client"] for each in found] == ["Berlin", "Charité", "Mayo", "Oslo"]
     assert len(list((tmp_path / "models").glob("*.onnx"))) == 4
-    assert json.loads((tmp_path / "models" / "Mayo.json").read_text())["client"] == "Mayo"
+    assert json.loads((tmp_path / "models" / "Mayo.onnx.json").read_text())["client"] == "Mayo"
 
 
 def test_onboard_makes_a_model_that_predicts(here, tmp_path, capsys):
@@ -144,6 +149,30 @@ def wrong(here, tmp_path):
     np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object))
     np.savez(tmp_path / "features.npz", x=np.zeros((2, 5)))
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 no archive")
+    (tmp_path / "unreadable").mkdir()
+    (tmp_path / "unreadable" / "a.png").write_bytes(b"a")
+    stopped = tmp_path / "stopped"
+    shutil.copytree(run, stopped)
+    (stopped / "result.json").unlink()
+    (stopped / "status.json").write_text(json.dumps({"state": "interrupted", "rounds_done": 1}))
+    exchanged = tmp_path / "exchanged"
+    shutil.copytree(run, exchanged)
+    for suffix in (".safetensors", ".json"):
+        (exchanged / "models" / f"Mayo{suffix}").write_bytes((run / "models" / f"Oslo{suffix}").read_bytes())
+    card = json.loads((run / "models" / "Oslo.json").read_text())
+    (exchanged / "models" / "Oslo.json").write_text(json.dumps({**card, "calibration": {"temperature": "warm"}}))
+    (exchanged / "models" / "Berlin.json").write_text(
+        json.dumps({**json.loads((run / "models" / "Berlin.json").read_text()), "algorithm": "fedavg"})
+    )
+    renamed = tmp_path / "renamed"
+    shutil.copytree(run, renamed)
+    inputs = json.loads((run / "inputs.json").read_text())
+    (renamed / "inputs.json").write_text(json.dumps({**inputs, "class_names": ["dark", "bright"]}))
+    no_split = tmp_path / "no_split"
+    shutil.copytree(run, no_split)
+    (no_split / "split.json").write_text(json.dumps({"clients": None}))
+    own_table = tmp_path / "own.csv"
+    own_table.write_text("age,pressure,sugar\n1,2,3\n")
     pictures = str(here / "pictures" / "Mayo")
     mayo = ["--client", "Mayo"]
     onnx = ["--format", "onnx", "--out", str(tmp_path / "out")]
@@ -158,6 +187,21 @@ def wrong(here, tmp_path):
         (["predict", str(newer), *mayo, pictures], "newer fedtailor"),
         (["predict", str(other_method), *mayo, pictures], "missing.module"),
         (["predict", str(unfinished), *mayo, pictures], "holds no models"),
+        (["predict", RUN, *mayo, str(tmp_path / "unreadable")], "none of the 1 pictures can be read"),
+        (["predict", RUN, *mayo, pictures, "--out", f"{RUN}/models/x.csv"], "lies in the folder of a run"),
+        (["predict", TABLES, *mayo, str(own_table), "--out", str(own_table)], "is one of the inputs"),
+        (["predict", str(exchanged), *mayo, pictures], "it is the card of client 'Oslo'"),
+        (["predict", str(exchanged), "--client", "Oslo", pictures], "its calibration is impossible"),
+        (["predict", str(exchanged), "--client", "Berlin", pictures], "a model of another method"),
+        (["predict", str(renamed), *mayo, pictures], "not the one with which the model"),
+        (["predict", RUN, "--client", "Charite", pictures], "did you mean 'Charité'"),
+        (["predict", RUN, "--client", "4", pictures], "no model of client '4'"),
+        (["onboard", str(stopped), *new], "is interrupted: a new site needs a run that has finished"),
+        (["onboard", str(no_split), *new], "damaged"),
+        (
+            ["onboard", RUN, "--data", str(here / "new" / "Porto"), "--out", f"{RUN}/inner"],
+            "lies in the folder of a run",
+        ),
         (["predict", RUN, "--client", "Maya", pictures], "did you mean 'Mayo'"),
         (["predict", RUN, "--client", "", pictures], "no model of client ''"),
         (["predict", RUN, "--client", "../Mayo", pictures], "no model of client"),

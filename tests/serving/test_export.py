@@ -129,12 +129,12 @@ def test_closed_form_heads_are_one_centered_linear_layer(shelf, tmp_path):
 def test_the_card_says_what_goes_in_and_what_comes_out(shelf, tmp_path):
     personal = trained("pfedfda", "mlp", shelf)
     path = fedtailor.export_model(personal, tmp_path / "new" / "folder", "onnx")
-    card = json.loads(path.with_suffix(".json").read_text())
+    card = json.loads(path.with_name(f"{path.name}.json").read_text())
     assert card["inputs"]["shape"] == ["batch", 3, 12, 12] and card["inputs"]["stored"] == "uint8"
     assert card["classes"] == ["0", "1", "2"] and card["opset"] == 20 and card["calibrated"] is False
     assert card["file"] == "a.onnx" and card["client"] == "a" and card["algorithm"] == "pfedfda"
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    assert [entry.name for entry in session.get_inputs()] == ["inputs"]
+    assert [(entry.name, entry.shape) for entry in session.get_inputs()] == [("inputs", ["batch", 3, 12, 12])]
     assert [entry.name for entry in session.get_outputs()] == ["logits", "probabilities"]
 
 
@@ -164,6 +164,23 @@ def test_safetensors_holds_model_and_preprocessing(shelf, tmp_path):
     tensors = safetensors.numpy.load_file(path)
     assert tensors["preprocessing.white"] == 255
     assert np.array_equal(tensors["head.weight"], personal.module.personal.head.weight.numpy())
+
+
+def test_formats_in_one_folder_keep_their_cards(shelf, tmp_path):
+    personal = trained("pfedfda", "mlp", shelf)
+    for format in ("safetensors", "torch-export"):
+        fedtailor.export_model(personal, tmp_path, format)
+    assert json.loads((tmp_path / "a.safetensors.json").read_text())["format"] == "safetensors"
+    assert json.loads((tmp_path / "a.pt2.json").read_text())["format"] == "torch-export"
+
+
+def test_nothing_is_written_into_a_run(shelf):
+    run, _ = make_run("pfedfda", "tables", shelf)
+    before = sorted(run.path.rglob("*"))
+    for folder in (run.path / "models", run.path, run.path / "new"):
+        with pytest.raises(ConfigError, match="lies in the folder of a run"):
+            fedtailor.export_model(run.model(0), folder, "safetensors")
+    assert sorted(run.path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("format", ["onnx", "torch-export", "safetensors"])

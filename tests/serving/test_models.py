@@ -74,6 +74,13 @@ def test_arrays_may_have_any_usual_form(shelf):
     assert np.array_equal(model.logits(images[1]), model.logits(images[1:2]))
 
 
+def test_pictures_of_digits_get_their_white(tmp_path, shelf):
+    run, tests = make_run("fedavg", "digits", shelf)
+    digit = tests[0][0][0]
+    Image.fromarray(np.rint(digit[..., 0] * (255 / 16)).astype(np.uint8)).save(tmp_path / "digit.png")
+    assert np.array_equal(run.model(0).logits(tmp_path / "digit.png"), run.model(0).logits(digit))
+
+
 def test_names_of_classes_and_numbers_of_clients(shelf):
     run, _ = make_run("fedavg", "pictures", shelf)
     model = run.model(2)
@@ -92,7 +99,7 @@ def test_a_model_is_a_step_of_scikit_learn(shelf):
     pipeline = make_pipeline(FunctionTransformer(), model)
     assert accuracy_score(labels, pipeline.predict(x)) == run.clients[0].personalized.accuracy
     assert np.array_equal(pipeline.predict_proba(x), FrozenEstimator(model).predict_proba(x))
-    assert model.fit(x, labels) is model
+    assert model.fit(x, labels) is model and pipeline.score(x, labels) == run.clients[0].personalized.accuracy
 
 
 def test_the_module_is_a_plain_one_with_preprocessing_inside(shelf):
@@ -171,6 +178,7 @@ def test_several_seeds_have_their_own_models(tmp_path):
         (np.full((1, 12, 12), -1.0), "values from 0 to 255"),
         (np.full((1, 12, 12), 0.5), "multiply by 255"),
         (np.full((1, 12, 12), math.nan), "finite"),
+        (np.ones((1, 12, 12), dtype=bool), "numbers in an array, or pictures, got an array of type bool"),
         (np.full((1, 12, 12), "a"), "numbers in an array, or pictures, got an array of type <U1"),
         ([[1, 2], [3]], "numbers in an array, or pictures"),
         (None, "numbers in an array, or pictures"),
@@ -222,9 +230,10 @@ def test_rows_of_a_data_frame_are_read_like_the_table(shelf):
     model = run.model("Mayo")
     plan = model.inputs.columns
     assert plan.feature_names == ("age", "sex=female", "sex=male", "sex=missing", "sugar")
-    found = model.logits(frame(sugar=[5.0, 7.0], sex=["male", ""], age=[math.nan, 50.0]))
+    with pytest.warns(UserWarning, match="Column 'age' has 1 empty cell"):
+        found = model.logits(frame(sugar=[5.0, 7.0], sex=["male", "female"], age=[math.nan, 50.0]))
     fill = plan.columns[0].fill
-    assert np.array_equal(found, model.logits([[fill, 0, 1, 0, 5.0], [50, 0, 0, 1, 7.0]]))
+    assert np.array_equal(found, model.logits([[fill, 0, 1, 0, 5.0], [50, 1, 0, 0, 7.0]]))
     with pytest.raises(DataError, match=r"1 column is missing.*'sugar'"):
         model.predict(frame(sex=["male"], age=[1.0]))
     with pytest.raises(DataError, match="did not have: 'weight'"):

@@ -37,7 +37,7 @@ def export(
     if bool(client) == all_:
         raise UsageError("give either --client NAME or --all.", key="--client")
     from fedtailor.cli.show.console import say
-    from fedtailor.serving.export import export_model
+    from fedtailor.serving.export import card_path, export_model
     from fedtailor.serving.run import load
 
     loaded = load(run)
@@ -46,7 +46,7 @@ def export(
     written = []
     for name in names:
         path = export_model(loaded.model(name), Path(out), format, with_examples=with_examples)
-        written.append({"client": name, "file": str(path), "card": str(path.with_suffix(".json"))})
+        written.append({"client": name, "file": str(path), "card": str(card_path(path))})
         if not json:
             say(f"{name}: {path}")
     if json:

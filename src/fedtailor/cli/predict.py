@@ -9,6 +9,7 @@ import typer
 
 from fedtailor.cli.options import Debug, Json, whole_number
 from fedtailor.cli.shell import print_json
+from fedtailor.core.errors import ConfigError, DataError
 
 ClientName = Annotated[
     str, typer.Option("--client", metavar="NAME", show_default=False, help="Name or number of the client.")
@@ -42,10 +43,15 @@ def predict(
     from fedtailor.cli.show.console import say
     from fedtailor.cli.show.progress import Pace
     from fedtailor.core.atomic import to_json, write_whole
+    from fedtailor.experiment.records import refuse_inside_run
     from fedtailor.serving.predict import predictions, to_csv, to_record
     from fedtailor.serving.run import load
     from fedtailor.serving.sources import Sources
 
+    if out:
+        refuse_inside_run(Path(out))
+        if any(Path(out).resolve() == Path(path).resolve() for path in paths):
+            raise ConfigError(f"--out '{out}' is one of the inputs: choose another file.", key="out", got=out)
     model = load(run).model(client, seed=seed)
     sources = Sources(paths, model.inputs)
     pace = Pace()
@@ -55,11 +61,16 @@ def predict(
             say(f"predicted {count:,} of {sources.count:,} files")
 
     rows = [row for named in sources.batches(done) for row in predictions(model, named)]
+    if not rows and sources.unreadable:
+        count = len(sources.unreadable)
+        first = sources.unreadable[0].reason
+        raise DataError(f"none of the {count} pictures can be read; the first: {first}", key="path", got=count)
     record = to_record(model, rows)
     record |= {"unreadable": [one._asdict() for one in sources.unreadable], "notes": sources.notes}
     text = to_json(record, indent=2) + "\n" if json else to_csv(model, rows)
     if out:
         write_whole(Path(out), text)
+        say(f"{len(rows):,} predictions are in {out}")
     elif json:
         print_json(record)
     else:
@@ -71,4 +82,7 @@ def predict(
     if len(sources.unreadable) > _MOST_LISTED:
         say(f"left out: {len(sources.unreadable) - _MOST_LISTED} more; --json lists all")
     if not model.is_calibrated:
-        say("note: the probabilities are uncalibrated: the client had fewer than 30 validation examples.")
+        reason = "the client had fewer than 30 validation examples."
+        if model.card.get("participated") is False and model.card.get("onboarded"):
+            reason = "fedtailor onboard --validate calibrates them."
+        say(f"note: the probabilities are uncalibrated: {reason}")

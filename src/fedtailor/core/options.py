@@ -147,6 +147,8 @@ def _describe(kind: Any) -> str:
     """Return the words for a kind of value."""
     if kind is type(None):
         return "nothing"
+    if get_origin(kind) is Annotated:
+        return _describe(get_args(kind)[0])
     if get_origin(kind) is Literal:
         choices = ", ".join(repr(choice) for choice in get_args(kind))
         return choices if len(get_args(kind)) == 1 else f"one of {choices}"

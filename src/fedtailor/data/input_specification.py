@@ -69,6 +69,12 @@ class InputSpecification:
         """The names of the classes; numbers where the data has no names."""
         return self.class_names or tuple(str(label) for label in range(self.num_classes))
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything here."""
+        numbers = self.mean.tobytes() + self.std.tobytes()
+        return hashlib.sha256(to_json(self.to_record()).encode() + numbers).hexdigest()
+
     def to_record(self) -> dict[str, Any]:
         """Return everything but mean and deviation, ready for JSON."""
         return {
@@ -123,7 +129,9 @@ def read_input_specification(folder: Path) -> InputSpecification:
     path = folder / _JSON
     record = read_object(path, within=folder)
     version = record.get("version")
-    if type(version) is int and version > INPUTS_VERSION:
+    if type(version) is not int or version < 1:
+        raise damaged(path, f"its version is {version!r:.40}")
+    if version > INPUTS_VERSION:
         raise DataError(
             f"'{path}' was made by a newer fedtailor, version {version}; this one reads up to {INPUTS_VERSION}.",
             path=str(path),
@@ -136,6 +144,8 @@ def read_input_specification(folder: Path) -> InputSpecification:
     try:
         arrays = load(raw)
         return _checked(record, arrays)
+    except DataError as reason:  # of the columns
+        raise damaged(path, reason.message.rstrip(".")) from reason
     except (SafetensorError, KeyError, TypeError, ValueError, OverflowError, AttributeError) as reason:
         raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
 
@@ -150,12 +160,12 @@ def _checked(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Inp
         kind=_one_of(record["kind"], get_args(Kind)),
         shape=tuple(_whole(size, 2**31) for size in record["shape"]),
         stored=_one_of(record["stored"], ("uint8", "float32")),
-        white=float(record["white"]),
+        white=_number(record["white"]),
         mean=np.asarray(arrays["mean"], dtype=np.float64),
         std=np.asarray(arrays["std"], dtype=np.float64),
         num_classes=_whole(record["num_classes"], _MOST_CLASSES),
         class_names=tuple(_text(name) for name in record["class_names"]),
-        image_size=_whole(record["image_size"], 2**16, least=0),
+        image_size=_whole(record["image_size"], 1024, least=0),
         color=_one_of(record["color"], get_args(Color)),
         dataset=_text(record["dataset"]),
         columns=None if record["columns"] is None else Columns.from_json(json.dumps(record["columns"])),
@@ -169,7 +179,7 @@ def _checked(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Inp
         raise ValueError(f"{inputs.mean.shape} means and {inputs.std.shape} deviations for {channels} channels")
     if not (np.isfinite(inputs.mean).all() and np.isfinite(inputs.std).all()) or inputs.std.min() <= 0:
         raise ValueError("a mean or deviation is not finite, or a deviation is not positive")
-    if not 0 < inputs.white < np.inf or (inputs.class_names and len(inputs.class_names) != inputs.num_classes):
+    if not 1e-6 <= inputs.white <= 1e12 or (inputs.class_names and len(inputs.class_names) != inputs.num_classes):
         raise ValueError("white, or the number of class names, is impossible")
     return inputs
 
@@ -184,6 +194,12 @@ def _whole(value: Any, most: int, *, least: int = 1) -> int:
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{value!r:.40} is no whole number from {least} to {most}")
     return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r:.40} is no number")
+    return float(value)
 
 
 def _text(value: Any) -> str:

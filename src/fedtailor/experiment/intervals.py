@@ -6,13 +6,13 @@ import math
 
 Interval = dict[str, float]
 """``low`` and ``high``."""
-_NORMAL_975 = 1.959963984540054
+NORMAL_975 = 1.959963984540054
 """The 97.5 % quantile of the normal distribution."""
 _HALVINGS = 60
 """Steps of a bisection of [0, 1], until floating-point numbers are exhausted."""
 
 
-def wilson_interval(share: float, num_examples: int) -> Interval:
+def wilson_interval(share: float, num_examples: float) -> Interval:
     """Return the 95 % interval of a share, such as an accuracy, that was measured on ``num_examples`` test examples.
 
     Wilson 1927, "Probable inference, the law of succession, and statistical inference", JASA 22 (158). The interval
@@ -25,10 +25,10 @@ def wilson_interval(share: float, num_examples: int) -> Interval:
         >>> {name: round(bound, 3) for name, bound in wilson_interval(0.75, 12).items()}
         {'low': 0.468, 'high': 0.911}
     """
-    ratio = _NORMAL_975**2 / num_examples
+    ratio = NORMAL_975**2 / num_examples
     center = (share + ratio / 2) / (1 + ratio)
     variance = share * (1 - share) / num_examples + ratio / (4 * num_examples)
-    half_width = _NORMAL_975 * math.sqrt(variance) / (1 + ratio)
+    half_width = NORMAL_975 * math.sqrt(variance) / (1 + ratio)
     return {"low": max(0.0, center - half_width), "high": min(1.0, center + half_width)}
 
 
@@ -63,7 +63,7 @@ def _lower_bound(auroc: float, positives: float, negatives: float) -> float:
     high = auroc
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if auroc - middle > _NORMAL_975 * _hanley_mcneil_error(middle, positives, negatives):
+        if auroc - middle > NORMAL_975 * _hanley_mcneil_error(middle, positives, negatives):
             low = middle
         else:
             high = middle

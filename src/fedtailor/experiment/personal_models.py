@@ -25,6 +25,7 @@ def personal_models(parts: PreparedRun, last: RoundReport) -> Iterator[tuple[str
         if evaluation.point == "personalized" and evaluation.test_set == "clients"
         for client, scores in zip(evaluation.ids, evaluation.scores, strict=True)
     }
+    inputs_digest = parts.inputs.digest
     for client, personal in last.personal.items():
         name = federation.client_names[client] if federation.client_names else str(client)
         task = parts.algorithm.bind(federation.task(client))
@@ -48,6 +49,7 @@ def personal_models(parts: PreparedRun, last: RoundReport) -> Iterator[tuple[str
             "scores": scored.get(client, {}),
             "calibration": calibration._asdict(),
             "inputs": "../inputs.json",
+            "inputs_sha256": inputs_digest,
             "tensors": {leaf_path: list(leaf.shape) for leaf_path, leaf in tree.paths(personal).items()},
         }
         yield name, encode(personal), card

@@ -531,18 +531,28 @@ class Run:
         raw = read_file(path, limit=_LARGEST_MODEL, within=self.path)
         if hashlib.sha256(raw).hexdigest() != card.get("sha256"):
             raise DataError(f"'{path}' is damaged: its SHA-256 does not match its card.", path=str(path))
+        if safe_name(str(card.get("client"))) != name:
+            raise damaged(path.with_suffix(".json"), f"it is the card of client {card.get('client')!r:.80}")
         return raw, {**card, "file": path.name}
 
     def _file_name(self, client: str | int) -> str:
         """Return the name of a client's files, without their endings; a number may stand for a name."""
+        names = self._client_names()
+        if str(client) in names:
+            return safe_name(str(client))
+        number = int(client) if isinstance(client, int) or (client.isascii() and client.isdecimal()) else -1
+        return safe_name(names[number] if 0 <= number < len(names) else str(client))
+
+    def _client_names(self) -> list[str]:
+        """Return the names of the clients; empty if they have none."""
         names = self.split.get("client_names")
-        if isinstance(client, int) and isinstance(names, list) and 0 <= client < len(names):
-            return safe_name(str(names[client]))
-        return safe_name(str(client))
+        return [str(name) for name in names] if isinstance(names, list) else []
 
     def _no_model_of(self, client: str | int) -> DataError:
         """Return the error for a client that has no model; it lists those that have one."""
-        names = sorted((file.stem for file in (self.path / "models").glob("*.json")), key=_in_reading_order)
+        stems = {file.stem for file in (self.path / "models").glob("*.json")}
+        names = [name for name in self._client_names() if safe_name(name) in stems]
+        names = names or sorted(stems, key=_in_reading_order)
         message = f"'{self.path}' holds no models: they are written after the last round."
         if names:
             known = ", ".join(names[:_MOST_CLIENTS])
@@ -566,6 +576,19 @@ class Run:
             message = f"seed must be one of those that '{self.path}' holds ({known}), got {got}."
             raise ConfigError(message, key="seed", allowed=list(self.seeds), got=got)
         return self.seeds[seed]
+
+
+def refuse_inside_run(path: Path) -> None:
+    """Check that nothing is written into the folder of a finished run.
+
+    Raises:
+        ConfigError: the path is a run folder, or lies in one.
+    """
+    resolved = Path(os.path.realpath(path))
+    for folder in (resolved, *resolved.parents):
+        if holds_run(folder):
+            message = f"'{path}' lies in the folder of a run, '{folder}', which stays as it is: choose another --out."
+            raise ConfigError(message, key="out", allowed="a path outside of runs", got=str(path))
 
 
 def read_run(path: str | Path) -> Run:

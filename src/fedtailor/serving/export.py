@@ -16,6 +16,7 @@ from fedtailor import __version__
 from fedtailor.core.atomic import safe_name, to_json, write_whole
 from fedtailor.core.errors import ConfigError, RunError, find_name, one_line
 from fedtailor.data.input_specification import InputSpecification
+from fedtailor.experiment.records import refuse_inside_run
 from fedtailor.serving.model import PersonalModel
 from fedtailor.serving.onnx_file import OPSET, require_onnx, to_onnx
 from fedtailor.serving.trace import traced
@@ -27,7 +28,7 @@ SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2", "safetensor
 
 
 def export_model(model: PersonalModel, folder: Path, format: str, *, with_examples: bool = False) -> Path:
-    """Write a personal model as ``CLIENT.onnx`` (``.pt2``, ``.safetensors``), and its card as ``CLIENT.json``.
+    """Write a personal model as ``CLIENT.onnx`` (``.pt2``, ``.safetensors``), and its card as ``CLIENT.onnx.json``.
 
     Args:
         model: of a client.
@@ -40,7 +41,7 @@ def export_model(model: PersonalModel, folder: Path, format: str, *, with_exampl
 
     Raises:
         ConfigError: unknown format, the packages of the extra ``onnx`` are missing, or the model holds features of
-            examples and ``with_examples`` is not set.
+            examples and ``with_examples`` is not set, or the folder is that of a run.
         RunError: the model cannot be exported, or the files cannot be written.
 
     Example:
@@ -51,6 +52,7 @@ def export_model(model: PersonalModel, folder: Path, format: str, *, with_exampl
     """
     format = find_name("format", format, SUFFIXES, key="format")
     refuse_examples(model, with_examples=with_examples)
+    refuse_inside_run(folder)
     if format == "onnx":
         require_onnx()
     try:
@@ -67,8 +69,13 @@ def export_model(model: PersonalModel, folder: Path, format: str, *, with_exampl
         raise RunError(f"cannot make '{folder}': {reason.strerror or reason}.", path=str(folder)) from reason
     write_whole(path, data)
     card = {**export_card(model, format), "file": path.name, "sha256": hashlib.sha256(data).hexdigest()}
-    write_whole(folder / f"{name}.json", to_json(card, indent=2) + "\n")
+    write_whole(card_path(path), to_json(card, indent=2) + "\n")
     return path
+
+
+def card_path(path: Path) -> Path:
+    """Return the file of the card of an exported model."""
+    return path.with_name(f"{path.name}.json")
 
 
 def refuse_examples(model: PersonalModel, *, with_examples: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.input_specification import InputSpecification
-from fedtailor.data.own.like import LikeTable, read_frame_like
+from fedtailor.data.own.like import LikeTable, read_frame_like, read_table_like
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -57,7 +58,7 @@ def _to_array(inputs: Any) -> np.ndarray:
         array = np.asarray(inputs)
     except (TypeError, ValueError, RuntimeError) as reason:
         raise _refuse("numbers in an array, or pictures", f"{type(inputs).__name__} ({reason})") from reason
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind not in "iuf":
         raise _refuse("numbers in an array, or pictures", f"an array of type {array.dtype}")
     return array
 
@@ -65,8 +66,17 @@ def _to_array(inputs: Any) -> np.ndarray:
 def _to_table(inputs: Any, specification: InputSpecification) -> np.ndarray:
     """Return rows of features (n, features) as float32."""
     (features,) = specification.shape
-    if specification.columns is not None and hasattr(inputs, "columns"):
-        return features_of(read_frame_like(inputs, specification.columns))
+    if specification.columns is not None:
+        table = None
+        if isinstance(inputs, str | os.PathLike):
+            table = read_table_like(Path(inputs), specification.columns)
+        elif hasattr(inputs, "columns"):
+            table = read_frame_like(inputs, specification.columns)
+        if table is not None:
+            x = features_of(table)
+            for problem in table.problems:
+                warnings.warn(problem.message, UserWarning, stacklevel=4)
+            return x
     array = _to_array(inputs)
     if array.shape == (features,):
         array = array[None]
@@ -121,6 +131,9 @@ def _with_stored_values(array: np.ndarray, specification: InputSpecification) ->
         raise _refuse("values from 0 to 255", f"values from {low:g} to {high:g}")
     if array.dtype.kind == "f" and white == PICTURE_WHITE and 0 < high <= 1:
         raise _refuse("values from 0 to 255, where 255 is white", f"floats from {low:g} to {high:g}: multiply by 255")
+    is_scaled = not (specification.mean == 0).all() or not (specification.std == 1).all()
+    if specification.stored == "float32" and is_scaled and not 0 <= low <= high <= white:
+        raise _refuse(f"values from 0 to {white:g}, where {white:g} is white", f"values from {low:g} to {high:g}")
     if specification.stored == "uint8" and array.dtype.kind == "f":
         array = np.rint(array)
     return array.astype(specification.stored, copy=False)
@@ -163,7 +176,9 @@ def read_picture(picture: str | os.PathLike[str] | Image.Image, specification: I
         raise DataError(f"{name}: pictures must have {size}, got {got}.", key="inputs", allowed=size, got=got)
     pixels = with_channels(pixels, channels)
     if specification.stored == "uint8":
-        return pixels
+        if specification.white == PICTURE_WHITE:
+            return pixels
+        return np.rint(pixels * (specification.white / PICTURE_WHITE)).astype(np.uint8)
     return (pixels.astype(np.float32) / np.float32(PICTURE_WHITE)) * np.float32(specification.white)
 
 

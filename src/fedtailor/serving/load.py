@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core.algorithm import Algorithm
@@ -61,6 +62,13 @@ def load_model(records: RunRecords, client: str | int) -> PersonalModel:
         personal = decode(raw, modules=readable_modules(method.algorithm))
     except DataError as reason:
         raise damaged(path / str(card.get("file")), reason.message) from reason
+    inputs_path = records.path / "inputs.json"
+    if card.get("inputs_sha256") not in (None, method.inputs.digest):
+        raise damaged(inputs_path, f"it is not the one with which the model of client '{card.get('client')}' was made")
+    names = (method.config.model.name, *method.config.model.others)
+    if card.get("algorithm") != method.config.algorithm.name or card.get("model") not in names:
+        raise damaged(path / str(card.get("file")), "it is a model of another method, or of another network")
+    check_calibration(card, path)
     number = card.get("number")
     if type(number) is not int:
         raise DataError(
@@ -68,6 +76,25 @@ def load_model(records: RunRecords, client: str | int) -> PersonalModel:
             path=str(path),
         )
     return make_model(method, number, personal, card)
+
+
+def check_calibration(card: Mapping[str, Any], path: Path) -> None:
+    """Check what a card says of the calibration.
+
+    Raises:
+        DataError: it is not what was written.
+    """
+    found = card.get("calibration", {})
+    try:
+        temperature = found.get("temperature", 1.0)
+        threshold = found.get("threshold")
+        examples = found.get("examples", 0)
+        numbers = [temperature] if threshold is None else [temperature, threshold]
+        are_numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers)
+        if not are_numbers or type(examples) is not int or not 1e-3 <= temperature <= 1e3:
+            raise ValueError(f"{temperature!r:.40}, {threshold!r:.40}, {examples!r:.40}")
+    except (AttributeError, ValueError) as reason:
+        raise damaged(path / f"{card.get('client')!s:.80}.json", f"its calibration is impossible: {reason}") from reason
 
 
 def make_model(method: Method, client: int, personal: Any, card: Mapping[str, Any]) -> PersonalModel:

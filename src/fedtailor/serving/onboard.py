@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from fedtailor.core.engine import Failure, one_thread
-from fedtailor.core.errors import RunError
+from fedtailor.core.errors import DataError, RunError
 from fedtailor.core.federation import Cohort, Federation, Split
 from fedtailor.core.metrics import per_client
+from fedtailor.core.reading import damaged
 from fedtailor.core.task import Task
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.tensors import tables
@@ -53,11 +54,25 @@ def load_server(records: RunRecords) -> Server:
         ConfigError: the configuration of the run cannot be used here.
         DataError: the run has not finished, has no checkpoint, or a file is damaged.
     """
+    if "onboarded" in records.provenance:
+        origin = records.provenance["onboarded"]
+        name = origin.get("run") if isinstance(origin, dict) else None
+        message = f"'{records.path}' holds one onboarded site: new sites need the run that it comes from ('{name}')."
+        raise DataError(message, path=str(records.path), allowed="a run", got="an onboarded site")
+    if records.status["state"] != "finished":
+        message = f"'{records.path}' is {records.status['state']}: a new site needs a run that has finished."
+        raise DataError(message, path=str(records.path), allowed="finished", got=records.status["state"])
     method = load_method(records)
     state = read_final_state(records.path / "checkpoints", modules=readable_modules(method.algorithm))
-    parts = records.split["clients"]
-    known = parts[: len(parts) - records.split["new_clients"]]
-    trainable = sum(bool(part["train"]) for part in known)
+    try:
+        parts = list(records.split["clients"])
+        num_new = records.split["new_clients"]
+        if type(num_new) is not int or not 0 <= num_new < len(parts):
+            raise ValueError(f"{num_new!r:.40} of {len(parts)} clients are new")
+        known = parts[: len(parts) - num_new]
+        trainable = sum(len(part["train"]) > 0 for part in known)
+    except (KeyError, TypeError, ValueError) as reason:
+        raise damaged(records.path / "split.json", f"{type(reason).__name__}: {reason}") from reason
     return Server(method, state, len(known), trainable, len(parts))
 
 

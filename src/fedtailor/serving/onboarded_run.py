@@ -14,7 +14,7 @@ from fedtailor.data.split import ClientRecord, split_digest
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.provenance import describe
 from fedtailor.experiment.records import Run as RunRecords
-from fedtailor.experiment.records import RunFolder, refuse_existing
+from fedtailor.experiment.records import RunFolder, refuse_existing, refuse_inside_run
 from fedtailor.serving.load import make_model
 from fedtailor.serving.onboard import Onboarded, Server, load_server, onboard
 from fedtailor.serving.site_data import SiteData, load_site
@@ -35,6 +35,7 @@ def onboard_site(
         validate: whether to compare the model with others.
     """
     refuse_existing(out)
+    refuse_inside_run(out)
     server = load_server(records)
     data_options = server.method.config.data
     is_needed = validate or server.method.inputs.kind == "table"  # where its column is no feature
@@ -45,7 +46,8 @@ def onboard_site(
         group=data_options.group if is_needed else "",
     )
     name = name or site.name
-    if name in records.split["client_names"]:
+    taken = records.split.get("client_names")
+    if isinstance(taken, list) and name in taken:
         message = f"the run has a client '{name}' already: choose another --name."
         raise ConfigError(message, key="name", allowed="a new name", got=name)
     onboarded = onboard(server, site)
@@ -103,6 +105,7 @@ def _card(server: Server, site: SiteData, onboarded: Onboarded, validation: Vali
     return {
         "number": number,
         "new": True,
+        "onboarded": True,
         "algorithm": method.config.algorithm.name,
         "model": method.config.model.name,
         "dataset": site.name,
@@ -118,6 +121,7 @@ def _card(server: Server, site: SiteData, onboarded: Onboarded, validation: Vali
         "scores": onboarded.scores,
         "calibration": {"examples": 0} if validation is None else validation.calibration._asdict(),
         "inputs": "../inputs.json",
+        "inputs_sha256": method.inputs.digest,
         "tensors": {key: list(value.shape) for key, value in model.module.personal.state_dict().items()},
     }
 

@@ -35,6 +35,9 @@ def to_onnx(program: ExportedProgram) -> bytes:
             verbose=False,
         )
     model = converted.model_proto
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    del model.graph.value_info[:]  # shapes of intermediate values, by another name of the batch
     data: bytes = model.SerializeToString()
     return data
 

@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from fedtailor.core.engine import one_thread
+from fedtailor.data.own.names import is_formula
 from fedtailor.serving.model import PersonalModel, batches
 from fedtailor.serving.sources import Named
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""A spreadsheet takes text that begins so for a formula."""
 
 
 class Prediction(NamedTuple):
@@ -94,4 +92,4 @@ def to_record(model: PersonalModel, rows: Sequence[Prediction]) -> dict[str, Any
 
 def _safe(cell: str) -> str:
     """Return a cell that a spreadsheet shows as text."""
-    return f"'{cell}" if cell.startswith(_FORMULA) else cell
+    return f"'{cell}" if is_formula(cell) else cell

@@ -54,7 +54,11 @@ class Study:
             DataError: the data cannot be used.
             RunError: the run could not continue.
         """
-        sections: dict[str, Any] = {name: dict(section) for name, section in (config or {}).items()}
+        given = config or {}
+        if not isinstance(given, Mapping) or not all(isinstance(section, Mapping) for section in given.values()):
+            message = "config must hold sections, such as {'training': {'lr': 0.05}}."
+            raise ConfigError(message, key="config", allowed="a mapping of sections", got=type(config).__name__)
+        sections: dict[str, Any] = {name: dict(section) for name, section in given.items()}
         if "data" in sections:
             raise ConfigError("the data was given when the study was made: leave out config['data'].", key="config")
         federation = sections.setdefault("federation", {})

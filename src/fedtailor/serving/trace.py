@@ -76,7 +76,8 @@ def _with_centered_heads(personal: Any) -> Any:
     cls: Any = type(personal)
     fields = getattr(personal, "_fields", None)
     if fields == ("weight", "bias") and personal[0].dim() == 2:
-        weight, bias = (part.double() for part in personal)
+        weight = personal[0].double()
+        bias = personal[1].double()
         dtype = personal[0].dtype
         return cls((weight - weight.mean(0)).to(dtype), (bias - bias.mean()).to(dtype))
     parts = [_with_centered_heads(part) for part in personal]

@@ -12,7 +12,7 @@ import torch
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core import rng
 from fedtailor.core.errors import DataError
-from fedtailor.experiment.intervals import wilson_interval
+from fedtailor.experiment.intervals import NORMAL_975, wilson_interval
 from fedtailor.serving.load import make_model
 from fedtailor.serving.onboard import Server, global_model, onboard
 from fedtailor.serving.site_data import SiteData
@@ -22,8 +22,6 @@ from fedtailor.simulation.checkpoint import FinalState
 FOLDS = 5
 _OWN_STEPS = 500
 """Gradient steps, at least, of a model of its own."""
-_NORMAL_975 = 1.959963984540054
-"""The 97.5 % quantile of the normal distribution."""
 
 
 class Candidate(NamedTuple):
@@ -34,10 +32,12 @@ class Candidate(NamedTuple):
     low: float
     """Lower end of the 95 % interval of the accuracy (Wilson 1927)."""
     high: float
+    rival: str
+    """The best other candidate."""
     difference: float
-    """Of its accuracy from that of the best other candidate."""
+    """Of its accuracy from that of the rival."""
     difference_low: float
-    """Lower end of the 95 % interval of the difference, paired by example."""
+    """Lower end of the 95 % interval of the difference."""
     difference_high: float
 
 
@@ -45,6 +45,8 @@ class Validation(NamedTuple):
     """The result of a cross-validation."""
 
     examples: int
+    groups: int | None
+    """How many groups the examples come in, such as patients; None: they are not grouped."""
     candidates: list[Candidate]
     advice: str
     calibration: Calibration
@@ -55,7 +57,8 @@ def cross_validate(server: Server, site: SiteData, *, number: int | None = None)
     """Compare the three models that a site could use, by 5-fold cross-validation on its training examples.
 
     The model of its own is trained on the site's data alone: as long as a client of the run, and for at least 500
-    gradient steps. Folds hold the classes in equal shares.
+    gradient steps. Folds hold the classes in equal shares, and never divide a group. Where there are groups, intervals
+    count them, not examples.
 
     Raises:
         DataError: there are fewer examples than folds.
@@ -83,8 +86,11 @@ def cross_validate(server: Server, site: SiteData, *, number: int | None = None)
             correct = right.setdefault(name, np.zeros(len(labels), dtype=bool))
             correct[held_out] = found.argmax(1).numpy() == site.y[held_out]
     temperature = fit_temperature(logits, labels) if len(labels) >= FEWEST_EXAMPLES else 1.0
-    candidates = [_candidate(name, right) for name in right]
-    return Validation(len(labels), candidates, _advice(candidates), Calibration(len(labels), temperature))
+    groups = None if site.groups is None else np.unique(site.groups[: site.num_train], return_inverse=True)[1]
+    candidates = [_candidate(name, right, groups) for name in right]
+    num_groups = None if groups is None else int(groups.max()) + 1
+    calibration = Calibration(len(labels), temperature)
+    return Validation(len(labels), num_groups, candidates, _advice(candidates), calibration)
 
 
 def _alone(server: Server, site: SiteData) -> Server:
@@ -119,29 +125,61 @@ def folds_of(site: SiteData) -> list[tuple[np.ndarray, np.ndarray]]:
             raise DataError(message, key="data", allowed=f">= {FOLDS} of a class") from reason
 
 
-def _candidate(name: str, right: dict[str, np.ndarray]) -> Candidate:
-    """Return the figures of a candidate, from which examples every candidate has right."""
-    mine = right[name]
-    others = [each for other, each in right.items() if other != name]
-    best = max(others, key=lambda each: each.mean())
-    interval = wilson_interval(float(mine.mean()), len(mine))
-    paired = mine.astype(float) - best
-    error = _NORMAL_975 * paired.std(ddof=1) / math.sqrt(len(paired))
+def _candidate(name: str, right: dict[str, np.ndarray], groups: np.ndarray | None) -> Candidate:
+    """Return the figures of a candidate, from which examples every candidate has right (n,), and their groups."""
+    mine = right[name].astype(float)
+    rival = max((other for other in right if other != name), key=lambda other: right[other].mean())
+    interval = wilson_interval(float(mine.mean()), _effective_number(mine, groups))
+    paired = mine - right[rival]
+    low, high = paired_interval(paired, groups)
     difference = float(paired.mean())
-    return Candidate(
-        name, float(mine.mean()), interval["low"], interval["high"], difference, difference - error, difference + error
-    )
+    return Candidate(name, float(mine.mean()), interval["low"], interval["high"], rival, difference, low, high)
+
+
+def paired_interval(paired: np.ndarray, groups: np.ndarray | None) -> tuple[float, float]:
+    """Return the 95 % interval of a difference of two accuracies on the same examples.
+
+    Agresti and Min 2005, Simple improved confidence intervals for comparing matched proportions: half an example is
+    added to each of the four outcomes, so that few examples that agree do not give an interval without width. The
+    variance is that over groups, as in cluster-robust standard errors.
+
+    Args:
+        paired: (n,), 1 if only the first model is right, -1 if only the second is, else 0.
+        groups: (n,), the number of the group of every example; None: each is its own.
+    """
+    total = len(paired) + 2
+    center = paired.sum() / total
+    squares = (_sums(paired - center, groups) ** 2).sum()
+    added = 0.5 * (1 - center) ** 2 + 0.5 * (1 + center) ** 2 + center**2
+    error = NORMAL_975 * math.sqrt(squares + added) / total
+    return max(-1.0, float(center - error)), min(1.0, float(center + error))
+
+
+def _effective_number(right: np.ndarray, groups: np.ndarray | None) -> float:
+    """Return how many independent examples give as narrow an interval as these (Kish 1965, design effect)."""
+    count = len(right)
+    if groups is None:
+        return count
+    share = right.mean()
+    if share in (0.0, 1.0):
+        return float(groups.max()) + 1
+    over_groups = (_sums(right - share, groups) ** 2).sum() / count**2
+    return float(min(count, share * (1 - share) / over_groups)) if over_groups > 0 else count
+
+
+def _sums(values: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
+    """Return the sum of each group; the values themselves without groups."""
+    return values if groups is None else np.bincount(groups, weights=values)
 
 
 def _advice(candidates: list[Candidate]) -> str:
     """Say which model to use."""
     best = max(candidates, key=lambda each: each.accuracy)
-    points = 100 * best.difference
     interval = f"{100 * best.difference_low:+.1f} to {100 * best.difference_high:+.1f}"
+    points = f"{100 * best.difference:+.1f} points ({interval})"
     if best.difference_low > 0:
-        return f"Use {best.name}: it is {points:.1f} points better than the next ({interval})."
-    near = [each.name for each in candidates if each is not best and each.high >= best.low]
-    return f"No clear difference between {best.name} and {' or '.join(near)}: {points:+.1f} points ({interval})."
+        return f"Use {best.name}: {points} compared with {best.rival}."
+    return f"No clear difference between {best.name} and {best.rival}: {points}."
 
 
 def summary(validation: Validation) -> dict[str, Any]:
@@ -149,6 +187,7 @@ def summary(validation: Validation) -> dict[str, Any]:
     return {
         "folds": FOLDS,
         "examples": validation.examples,
+        "groups": validation.groups,
         "candidates": [each._asdict() for each in validation.candidates],
         "advice": validation.advice,
     }

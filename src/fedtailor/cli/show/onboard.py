@@ -22,9 +22,9 @@ def show_onboarded(result: Mapping[str, Any]) -> None:
             ]
             for each in validation["candidates"]
         ]
-        below = (
-            f"{validation['folds']}-fold cross-validation on {validation['examples']} examples. {validation['advice']}"
-        )
+        groups = f" of {validation['groups']} groups" if validation["groups"] else ""
+        examples = f"{validation['examples']} examples{groups}"
+        below = f"{validation['folds']}-fold cross-validation on {examples}. {validation['advice']}"
         table(f"Models for {name}", ["model", "accuracy %", "95 % interval"], rows, below=below)
     examples = f"{result['examples']} examples, {result['steps']} gradient steps"
     say(f"{name}: a model of {result['algorithm']} from {examples}.")

@@ -12,7 +12,7 @@ from fedtailor.data.own.findings import Findings, show
 _HIDDEN_MEANING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, line separators, marks that change the direction of text, bytes that are not UTF-8."""
 
-_FORMULA = ("=", "+", "-", "@")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Spreadsheets treat text with such a beginning as a formula."""
 
 MAX_LISTED = 5
@@ -31,6 +31,11 @@ def _escape(match: re.Match[str]) -> str:
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}"
+
+
+def is_formula(text: str) -> bool:
+    """Return whether a spreadsheet would take a text for a formula; numbers are none."""
+    return text.startswith(_FORMULA) and not re.fullmatch(r"[+-]?\d+(\.\d+)?", text)
 
 
 def is_utf8(name: str) -> bool:
@@ -89,6 +94,6 @@ def _reasons(name: str) -> list[str]:
         found.append("has control characters or bytes that are not UTF-8 (written as escapes)")
     if any(character in name for character in "<>&\"'"):
         found.append("has HTML characters")
-    if name.startswith(_FORMULA) and not re.fullmatch(r"[+-]?\d+(\.\d+)?", name):
+    if is_formula(name):
         found.append("begins like a formula")
     return found
