@@ -133,15 +133,24 @@ BLOCK = 4096
 
 
 def fill(folder, budget):
-    """Give a folder a disk of so many bytes, in blocks: what does not fit is not written."""
+    """Give a folder a disk of so many bytes, in blocks: what does not fit is not written.
+
+    A single write that is longer than what is left goes over the end; the disk is then as large as its content.
+    """
     folder = Path(folder)
+    size = budget
 
     def used():
-        sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.suffix != ".log"]
-        return sum(-(-size // BLOCK) * BLOCK for size in sizes)
+        lengths = [path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.suffix != ".log"]
+        return sum(-(-length // BLOCK) * BLOCK for length in lengths)
 
     def before(number, name):
-        if name in ("write", "sendfile") and used() + BLOCK > budget:
+        nonlocal size
+        if name not in ("write", "sendfile"):
+            return
+        content = used()
+        size = max(size, content)
+        if content + BLOCK > size:
             raise Injected(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     return watch(folder, before)
