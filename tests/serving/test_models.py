@@ -81,6 +81,33 @@ def test_pictures_of_digits_get_their_white(tmp_path, shelf):
     assert np.array_equal(run.model(0).logits(tmp_path / "digit.png"), run.model(0).logits(digit))
 
 
+def floats():
+    """Return images of floats that are not within 0 and 1, at two sites."""
+    generator = np.random.default_rng(0)
+    return {site: (generator.normal(0, 3, (20, 4, 4)), np.arange(20) % 2) for site in ("a", "b")}
+
+
+def unit_floats():
+    """Return images of floats within 0 and 1, at two sites."""
+    generator = np.random.default_rng(0)
+    return {site: (generator.random((20, 4, 4)), np.arange(20) % 2) for site in ("a", "b")}
+
+
+@pytest.mark.parametrize("normalize", ["auto", "training"])
+def test_images_of_floats_are_taken_on_the_scale_of_training(normalize, tmp_path):
+    study = fedtailor.from_folder("serving.test_models:floats", normalize=normalize)
+    model = study.fit("fedavg", rounds=1, out=tmp_path / "any").model("a")
+    assert model.predict(floats()["a"][0].astype(np.float32)).shape == (20,)
+
+
+def test_images_of_floats_within_0_and_1_stay_within(tmp_path):
+    model = (
+        fedtailor.from_folder("serving.test_models:unit_floats").fit("fedavg", rounds=1, out=tmp_path / "u").model("a")
+    )
+    with pytest.raises(DataError, match="values from 0 to 1, where 1 is white"):
+        model.predict(200 * unit_floats()["a"][0])
+
+
 def test_names_of_classes_and_numbers_of_clients(shelf):
     run, _ = make_run("fedavg", "pictures", shelf)
     model = run.model(2)

@@ -276,11 +276,7 @@ def split_client(
     else:
         test = order[:0]
         train = order
-    num_kept = math.floor(options.fraction * len(train))
-    if num_kept == 0 and len(train):
-        num_kept = 1
-    if options.train_size:
-        num_kept = min(num_kept, options.train_size)
+    num_kept = options.num_kept(len(train))
     if generator is not None:
         train = train[generator.permutation(len(train))]
         generator.permutation(len(train) - num_kept)  # the release now draws validation examples

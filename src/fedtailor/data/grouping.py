@@ -111,11 +111,7 @@ def split_by_groups(
         num_test = len(ordered) - math.floor((1 - options.test_share) * len(ordered))
         is_test = np.isin(groups[ordered], _take(groups[ordered], num_test, sides, "test"))
     train = ordered[~is_test]
-    num_kept = math.floor(options.fraction * len(train))
-    if num_kept == 0 and len(train):
-        num_kept = 1
-    if options.train_size:
-        num_kept = min(num_kept, options.train_size)
+    num_kept = options.num_kept(len(train))
     if generator is not None:
         train = train[generator.permutation(len(train))]
         generator.permutation(len(train) - num_kept)  # as in split_client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, fields
@@ -82,6 +83,13 @@ class DataOptions:
         """Return whether mean and deviation of the training examples normalize values."""
         by_training = self.normalize == "training" or (self.normalize == "auto" and is_table)
         return by_training and not self.mean and not self.std
+
+    def num_kept(self, num_train: int) -> int:
+        """Return how many of a client's training examples are kept: at least one, if there is any."""
+        kept = math.floor(self.fraction * num_train)
+        if kept == 0 and num_train:
+            kept = 1
+        return min(kept, self.train_size) if self.train_size else kept
 
     @property
     def num_new(self) -> int:

@@ -131,8 +131,9 @@ def _with_stored_values(array: np.ndarray, specification: InputSpecification) ->
         raise _refuse("values from 0 to 255", f"values from {low:g} to {high:g}")
     if array.dtype.kind == "f" and white == PICTURE_WHITE and 0 < high <= 1:
         raise _refuse("values from 0 to 255, where 255 is white", f"floats from {low:g} to {high:g}: multiply by 255")
-    is_scaled = not (specification.mean == 0).all() or not (specification.std == 1).all()
-    if specification.stored == "float32" and is_scaled and not 0 <= low <= high <= white:
+    # with white 1, only the default normalization tells that the values in training were within 0 and 1
+    is_from_black_to_white = white != 1 or bool((specification.mean == 0.5).all() and (specification.std == 0.5).all())
+    if specification.stored == "float32" and is_from_black_to_white and not 0 <= low <= high <= white:
         raise _refuse(f"values from 0 to {white:g}, where {white:g} is white", f"values from {low:g} to {high:g}")
     if specification.stored == "uint8" and array.dtype.kind == "f":
         array = np.rint(array)
