@@ -165,8 +165,9 @@ BESIDE = {
 COLUMNS = {
     "cli": 1.5,
     "papers": 0.0,
-    "serving": 1.0,
-    "testing": 2.5,
+    "report": 1.0,
+    "testing": 3.0,
+    "serving": 2.0,
     "experiment": 0.5,
     "data": 0.0,
     "models": 1.0,

@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "fedtailor"
 
 LAYERS = (
     ("cli",),
-    ("papers", "testing", "serving"),
+    ("papers", "report", "testing", "serving"),
     ("experiment",),
     ("simulation", "models", "data", "algorithms"),
     ("toolkit",),
@@ -27,8 +27,9 @@ TORCH_FREE = frozenset({"core.errors", "core.options", "core.atomic", "core.read
 """Parts of core that import the standard library only, so that the command line starts without torch."""
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
-    "cli": frozenset({"papers", "testing", "serving", "experiment", "data"}) | TORCH_FREE,
+    "cli": frozenset({"papers", "report", "testing", "serving", "experiment", "data"}) | TORCH_FREE,
     "papers": frozenset({"experiment", "models", "data", "algorithms"}) | TORCH_FREE,
+    "report": frozenset({"experiment", "data"}) | TORCH_FREE,
     "testing": frozenset({"simulation", "models", "algorithms", "training", "core"}),
     "serving": frozenset({"experiment", "simulation", "models", "data", "algorithms", "core"}),
     "experiment": frozenset({"simulation", "models", "data", "algorithms", "core"}),

@@ -1,0 +1,1 @@
+"""Comparisons, figures and report pages, from the records of runs only. No torch."""
