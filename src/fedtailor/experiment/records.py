@@ -650,6 +650,16 @@ def _read_one(path: Path) -> Run:
     )
 
 
+def is_running(path: Path) -> bool:
+    """Return whether a process is running the run in a folder.
+
+    Raises:
+        DataError: its status cannot be read.
+    """
+    status = _read_status(path)
+    return status["state"] == "running" and lives(status.get("process"))
+
+
 def _true_status(path: Path, result: Record | None, rounds: int | None) -> dict[str, Any]:
     """Return the status of a run as it is, which may be other than what its process has written last.
 
