@@ -66,6 +66,8 @@ _LAST_MADE = "experiment.toml"
 """The file that makes a folder a run folder."""
 _MADE_FIRST = frozenset({_RESERVE, "status.json", "provenance.json"})
 """What a folder holds before that."""
+COMPARISON_FILE = "comparison.json"
+"""In the folder of several runs: names the folders of the runs."""
 _LARGEST_MODEL = 2**33
 _MOST_CLIENTS = 10
 """Names of clients in a message."""
