@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtailor.core.errors import DataError
+from fedtailor.core.errors import DataError, one_line
 from fedtailor.core.options import show
 from fedtailor.core.reading import damaged, read_object
 from fedtailor.experiment.records import Run, holds_run, read_run
@@ -41,6 +41,13 @@ class Method:
     def algorithm(self) -> str:
         """The name of the algorithm."""
         return str(self.config["algorithm"]["name"])
+
+    def split_of(self, seed: int) -> str:
+        """Return the digests of data and split of a run: who has which examples; empty if they are not recorded."""
+        provenance = self.runs[seed].provenance
+        data = provenance.get("data")
+        digests = (data.get("sha256") if isinstance(data, Mapping) else None, provenance.get("split_sha256"))
+        return " ".join(map(str, digests)) if all(digests) else ""
 
 
 def read_methods(paths: Sequence[str | Path]) -> list[Method]:
@@ -94,7 +101,8 @@ def label_methods(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         keys = [key for key in own if key not in _LEFT_OUT_OF_LABELS]
         differing = [key for key in keys if any(other.get(key) != own[key] for other in others)]
         words = [f"{key.removeprefix('algorithm.')}={show(own[key])}" for key in differing]
-        labels.append(_numbered(f"{name} ({', '.join(words)})" if words else name, labels))
+        label = f"{name} ({', '.join(words)})" if words else name
+        labels.append(_numbered(one_line(label), labels))
     return labels
 
 
