@@ -38,6 +38,15 @@ def is_formula(text: str) -> bool:
     return text.startswith(_FORMULA) and not re.fullmatch(r"[+-]?\d+(\.\d+)?", text)
 
 
+def inert(text: str) -> str:
+    """Return a cell of a table that a spreadsheet shows as text: an apostrophe stands before a formula.
+
+    >>> inert("=1+1"), inert("-0.5"), inert("ditto")
+    ("'=1+1", '-0.5', 'ditto')
+    """
+    return f"'{text}" if is_formula(text) else text
+
+
 def is_utf8(name: str) -> bool:
     """Return whether a name of the file system is UTF-8."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
