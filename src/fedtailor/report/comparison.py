@@ -264,33 +264,37 @@ def _compare_group(
     methods: Sequence[Method], table: _Table, *, group: Group, metric: str, point: str, reference: str, local: str
 ) -> GroupComparison:
     """Compare the methods on one group of clients."""
-    by_label = {method.label: method for method in methods}
     is_higher = HIGHER_IS_BETTER[metric]
     summaries = []
     for method in methods:
-        scores = table.chosen[method.label]
         global_model = "" if point == "global" else _global_model(method, methods, table)
-        figures = _own_figures(scores, higher_is_better=is_higher)
-        if local and method.label != local:
-            pairs = _pairs(method, by_label[local], scores, table.of_local, higher_is_better=is_higher)
-            figures["gain_over_local"] = _means(pairs)
-            figures["harmed_versus_local"] = _harmed(pairs)
-        if global_model:
-            baseline = by_label[global_model]
-            pairs = _pairs(method, baseline, scores, table.of_global[global_model], higher_is_better=is_higher)
-            figures["gain_over_global"] = _means(pairs)
-            figures["harmed_versus_global"] = _harmed(pairs)
-        estimates = {name: Estimate.of(by_seed) for name, by_seed in figures.items()}
-        summaries.append(
-            Summary(
-                label=method.label,
-                seeds=tuple(scores),
-                num_clients={seed: len(each.values) for seed, each in scores.items()},
-                figures={name: estimate for name, estimate in estimates.items() if estimate is not None},
-                global_model=global_model,
-            )
-        )
+        figures = _own_figures(table.chosen[method.label], higher_is_better=is_higher)
+        for other in methods:
+            if other.label == local != method.label:
+                pairs = _pairs(method, other, table.chosen[method.label], table.of_local, higher_is_better=is_higher)
+                figures["gain_over_local"] = _means(pairs)
+                figures["harmed_versus_local"] = _harmed(pairs)
+            if other.label == global_model:
+                baseline = table.of_global[global_model]
+                pairs = _pairs(method, other, table.chosen[method.label], baseline, higher_is_better=is_higher)
+                figures["gain_over_global"] = _means(pairs)
+                figures["harmed_versus_global"] = _harmed(pairs)
+        summaries.append(_summary(method.label, table.chosen[method.label], figures, global_model))
     return GroupComparison(group, tuple(summaries), _differences(methods, table, reference, higher_is_better=is_higher))
+
+
+def _summary(
+    label: str, scores: Mapping[int, ClientScores], figures: Mapping[str, Mapping[int, float]], global_model: str
+) -> Summary:
+    """Return the figures of a method over seeds."""
+    estimates = {name: Estimate.of(by_seed) for name, by_seed in figures.items()}
+    return Summary(
+        label=label,
+        seeds=tuple(scores),
+        num_clients={seed: len(each.values) for seed, each in scores.items()},
+        figures={name: estimate for name, estimate in estimates.items() if estimate is not None},
+        global_model=global_model,
+    )
 
 
 def _global_model(method: Method, methods: Sequence[Method], table: _Table) -> str:

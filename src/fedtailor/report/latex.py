@@ -25,6 +25,9 @@ _SPECIAL = {
     "|": r"\textbar{}",
     '"': r"\char34{}",
     "`": "{`}",
+    "[": "{[}",  # after the end of a row it would begin an argument
+    "]": "{]}",
+    "*": "{*}",
     "±": r"$\pm$",
     "×": r"$\times$",
     "≤": r"$\leq$",
@@ -96,24 +99,31 @@ def _character(character: str) -> str:
     parts = unicodedata.normalize("NFD", character)
     if len(parts) == 2 and parts[0].isascii() and parts[1] in _ACCENTS:
         return f"\\{_ACCENTS[parts[1]]}{{{parts[0]}}}"
-    return f"[U+{ord(character):04X}]"
+    return f"{{[}}U+{ord(character):04X}{{]}}"
 
 
 def _table(table: Table) -> Iterator[str]:
     """Yield the lines of a table."""
     yield r"\begin{table}"
     yield r"\centering"
-    yield r"\small"
+    yield r"\footnotesize"
+    yield r"\setlength{\tabcolsep}{4pt}"
     yield rf"\caption{{{escape_latex(table.title)}. {escape_latex(table.below)}}}"
     yield rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}"
     yield r"\toprule"
-    yield _row([escape_latex(name) for name in table.columns])
+    yield _row([_heading(name) for name in table.columns])
     yield r"\midrule"
     for label, *numbers in table.rows:
         yield _row([escape_latex(label), *map(_number, numbers)])
     yield r"\bottomrule"
     yield r"\end{tabular}"
     yield r"\end{table}"
+
+
+def _heading(name: str) -> str:
+    """Return the heading of a column, in two lines if it has several words."""
+    first, _, rest = name.partition(" ")
+    return rf"\shortstack[r]{{{escape_latex(first)}\\{escape_latex(rest)}}}" if rest else escape_latex(first)
 
 
 def _row(cells: list[str]) -> str:

@@ -145,7 +145,8 @@ def _differences_table(comparison: Comparison, group: GroupComparison) -> Table:
         rows.append((plain(each.label), str(count), difference, significant))
     below = (
         f"difference: mean over clients, then over the seeds that both have with the same split; positive: better than "
-        f"{comparison.reference}. significant: seeds whose corrected p-value is below {SIGNIFICANT}."
+        f"{comparison.reference}. significant: seeds whose corrected p-value is below {SIGNIFICANT}, in either "
+        "direction."
     )
     return Table(
         title=_title(comparison, group, f"Differences from {comparison.reference} over seeds"),

@@ -12,8 +12,8 @@ from fedtailor.data.own.findings import Findings, show
 _HIDDEN_MEANING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, line separators, marks that change the direction of text, bytes that are not UTF-8."""
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Spreadsheets treat text with such a beginning as a formula."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"""Spreadsheets treat text with such a beginning as a formula; in some languages, the wide forms of the signs too."""
 
 MAX_LISTED = 5
 """Most names listed in a sentence; more are counted."""
