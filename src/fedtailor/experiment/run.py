@@ -247,7 +247,8 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress, reuse: Iterable
                         result["metrics"] = {"local": reused.last.local, **result["metrics"]}
                 result["seconds"]["total"] = beginning.seconds + time.perf_counter() - start
                 if config.checkpoint.every > 0:
-                    notes = {**_notes(folder, result["seconds"]["total"], reused), "result": result}
+                    taken = None if reused is None else reused._replace(last=None)  # it is in the records now
+                    notes = {**_notes(folder, result["seconds"]["total"], taken), "result": result}
                     checkpoints.save(report.state, notes)
             checkpoints.keep(1 if config.checkpoint.every > 0 else 0)
         result["run"] = str(path)
