@@ -1,6 +1,10 @@
 """Comparisons of methods, from records written by hand and from real runs."""
 
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +14,9 @@ import fedtailor
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.metrics import HIGHER_IS_BETTER as METRICS
 from fedtailor.report import compare, read_methods
+from fedtailor.report.comparison import FIGURES, SIGNIFICANT
 from fedtailor.report.scores import HIGHER_IS_BETTER
-from fedtailor.report.statistics import Outcomes, bootstrap_interval
+from fedtailor.report.statistics import MOST_EXACT, RESAMPLES, Outcomes, bootstrap_interval
 from written_runs import write_run, write_seeds
 
 EXACT = {"rel": 1e-12, "abs": 1e-12}
@@ -103,7 +108,7 @@ def test_clients_without_a_score_are_counted_and_left_out(tmp_path):
     assert (test.num_clients, test.num_missing) == (2, 2) and test.outcomes == Outcomes(1, 0, 1)
     assert test.difference == pytest.approx((0.25 - 0.5) / 2, **EXACT)
     assert comparison.groups[0].summaries[0].num_clients == {0: 3}
-    assert "1 client has no accuracy with fedavg in seed 0: they are left out." in comparison.warnings
+    assert "1 client has no accuracy with fedavg in seed 0, and is left out." in comparison.warnings
 
 
 def test_one_seed_has_no_standard_error_and_is_no_evidence(tmp_path):
@@ -317,3 +322,30 @@ def test_real_runs_say_what_a_mean_over_seeds_varies(real_runs):
     words = "varies the initial model, the order of examples and the cohorts; the split is the same in all seeds."
     assert any(words in note for note in comparison.notes)
     assert any("gradient steps" in sentence for sentence in comparison.warnings)
+
+
+def test_a_comparison_needs_no_torch(real_runs):
+    code = (
+        "import sys; from fedtailor.report import compare, read_methods; from fedtailor.report import latex, tables; "
+    )
+    code += "compare(read_methods(sys.argv[1:])); print('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, *map(str, real_runs)]
+    assert subprocess.check_output(command, text=True).strip() == "False"
+
+
+def test_the_example_of_the_page_runs(tmp_path, monkeypatch, capsys):
+    page = Path(__file__).resolve().parents[2] / "docs" / "comparing.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "comparing.md", "exec"), {})
+    shown = capsys.readouterr().out
+    assert "| ditto | 2 | 10 |" in shown and "Tests against local in each seed" in shown
+
+
+def test_the_page_names_every_figure_and_what_is_significant():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "comparing.md").read_text()
+    rows = re.findall(r"^\| ([\w ]+) \| the (?:mean|share)", text, re.MULTILINE)
+    assert rows == list(FIGURES.values())
+    assert f"below {SIGNIFICANT}" in text and f"up to {MOST_EXACT} clients" in text and f"{RESAMPLES:,} times" in text
+    assert all(f"`{metric}`" in text for metric in HIGHER_IS_BETTER)
+    assert SIGNIFICANT < 2 / 2**5  # five clients that differ are too few

@@ -101,8 +101,9 @@ def _without_scores(finished: Sequence[Method], scores: Scores, metric: str, poi
         for seed, found in scores[method.label].items():
             number = found.num_clients - len(found.values)
             if number:
-                clients = "1 client has" if number == 1 else f"{number} clients have"
-                yield f"{clients} no {metric} with {method.label} in seed {seed}: they are left out."
+                words = "1 client has" if number == 1 else f"{number} clients have"
+                left_out = "is" if number == 1 else "are"
+                yield f"{words} no {metric} with {method.label} in seed {seed}, and {left_out} left out."
 
 
 def _other_seeds(finished: Sequence[Method]) -> Iterator[str]:

@@ -333,8 +333,11 @@ def _pairs(
         theirs = other_scores[seed].values
         both = [client for client in ours if client in theirs]
         if both and method.split_of(seed) == other.split_of(seed) != "":
-            better, worse = (ours, theirs) if higher_is_better else (theirs, ours)
-            found[seed] = differences([better[client] for client in both], [worse[client] for client in both])
+            our_values = [ours[client] for client in both]
+            their_values = [theirs[client] for client in both]
+            found[seed] = (
+                differences(our_values, their_values) if higher_is_better else differences(their_values, our_values)
+            )
     return dict(sorted(found.items()))
 
 
