@@ -203,6 +203,34 @@ def test_the_epochs_of_an_algorithm_are_those_that_count(tmp_path):
     assert not any("training.epochs" in sentence for sentence in compare(read_methods([one, other])).warnings)
 
 
+def test_a_split_that_varies_over_seeds_is_named(tmp_path):
+    paths = []
+    for name in ("local", "ditto"):
+        path = write_seeds(tmp_path / name, {s: {"personalized": shares([4, 6])} for s in (0, 1)}, algorithm=name)
+        provenance = json.loads((path / "seed-1" / "provenance.json").read_text())
+        (path / "seed-1" / "provenance.json").write_text(json.dumps({**provenance, "split_sha256": "other"}))
+        paths.append(path)
+    comparison = compare(read_methods(paths))
+    assert list(comparison.groups[0].differences[0].tests) == [0, 1]
+    assert (
+        "A mean over seeds varies the initial model, the order of examples and the split (so a client of one seed is "
+        "not that of another); the cohorts are the same in all seeds."
+    ) in comparison.notes
+
+
+def test_strange_counts_of_clients_are_not_believed(tmp_path):
+    paths = [write_run(tmp_path / name, {"personalized": shares([4, 6])}, algorithm=name) for name in ("a", "b")]
+    for number in (-(10**9), 10**9, True, "x"):
+        for path in paths:
+            (path / "split.json").write_text(json.dumps({"clients": [{}] * 2, "new_clients": number}))
+        (test,) = compare(read_methods(paths)).groups[0].differences[0].tests.values()
+        assert test.num_missing == 0
+    for path in paths:
+        (path / "split.json").write_text(json.dumps({"clients": [{}] * 5, "new_clients": 2}))
+    (test,) = compare(read_methods(paths)).groups[0].differences[0].tests.values()
+    assert test.num_missing == 1  # a known client of which there is no line
+
+
 def test_new_clients_are_compared_apart(tmp_path):
     paths = []
     for name, counts in (("local", [1, 2]), ("ditto", [5, 6])):
@@ -253,7 +281,7 @@ def change_lines(path, **changes):
 
 def test_damaged_scores_are_refused(tmp_path):
     good = write_run(tmp_path / "good", {"personalized": shares([4, 6])})
-    hostile = ({"accuracy": "1"}, {"accuracy": True}, {"accuracy": 10**400}, {"accuracy": [1]})
+    hostile = ({"accuracy": "1"}, {"accuracy": True}, {"accuracy": 10**400}, {"accuracy": 1e308}, {"accuracy": [1]})
     for number, changes in enumerate((*hostile, {"client": "0"}, {"client": 0}, {"num_train": None})):
         path = write_run(tmp_path / str(number), {"personalized": shares([4, 6])})
         change_lines(path, **changes)
@@ -325,9 +353,7 @@ def test_real_runs_say_what_a_mean_over_seeds_varies(real_runs):
 
 
 def test_a_comparison_needs_no_torch(real_runs):
-    code = (
-        "import sys; from fedtailor.report import compare, read_methods; from fedtailor.report import latex, tables; "
-    )
+    code = "import sys; from fedtailor.report import compare, latex, read_methods, tables; "
     code += "compare(read_methods(sys.argv[1:])); print('torch' in sys.modules)"
     command = [sys.executable, "-c", code, *map(str, real_runs)]
     assert subprocess.check_output(command, text=True).strip() == "False"
