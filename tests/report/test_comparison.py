@@ -193,6 +193,31 @@ def test_every_difference_between_the_runs_is_a_warning(tmp_path):
     assert compare(read_methods([one, one])).warnings == ()
 
 
+def test_lost_work_and_models_of_other_rounds_are_warnings(tmp_path):
+    paths = [write_run(tmp_path / name, {"personalized": shares([4, 6])}, algorithm=name) for name in ("a", "b", "c")]
+    result = json.loads((paths[1] / "result.json").read_text())
+    result |= {"events": {"quarantine": 2, "failed": 1, "absent": 0, "skipped": 7}, "rounds": 9}
+    result["metrics"]["personalized"]["round"] = 2
+    (paths[1] / "result.json").write_text(json.dumps(result))
+    change_lines(paths[1], round=2)
+    rounds = (paths[1] / "rounds.jsonl").read_text()
+    (paths[1] / "rounds.jsonl").write_text(rounds + rounds.replace("3", "2"))
+    assert compare(read_methods(paths)).warnings == (
+        "The methods differ in rounds: 3 (a, c); 9 (b).",
+        "The methods differ in rounds after which the models were made: 3 (a, c); 2 (b).",
+        f"b: work of clients was lost 3 times (see events.jsonl in '{paths[1]}').",
+    )
+
+
+def test_a_majority_is_called_the_others(tmp_path):
+    names = ("a", "b", "c", "d")
+    paths = [
+        write_run(tmp_path / name, {"personalized": shares([4])}, algorithm=name, engine="x" if name == "b" else "y")
+        for name in names
+    ]
+    assert compare(read_methods(paths)).warnings == ("The methods differ in the engine: x (b); y (the others).",)
+
+
 def test_the_epochs_of_an_algorithm_are_those_that_count(tmp_path):
     scores = {"personalized": shares([4, 6])}
     one = write_run(tmp_path / "a", scores, settings={"training": {"epochs": 5}})

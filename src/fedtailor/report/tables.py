@@ -169,7 +169,7 @@ def _tests_table(comparison: Comparison, group: GroupComparison) -> Table:
     ]
     below = (
         "clients: those that both methods have a score of; missing: the others. interval: 95 %, paired bootstrap over "
-        "clients. p: Wilcoxon signed-rank test over clients. corrected p: Holm, for all methods of the seed. wins / "
+        "clients. p: Wilcoxon signed-rank test over clients. corrected p: Holm, for all methods of the seed. wins, "
         "ties, losses: clients at which the method is better, equal, worse."
     )
     return Table(
