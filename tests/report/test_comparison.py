@@ -1,5 +1,7 @@
 """Comparisons of methods, from records written by hand and from real runs."""
 
+import contextlib
+import io
 import json
 import re
 import subprocess
@@ -10,7 +12,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import fedtailor
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.metrics import HIGHER_IS_BETTER as METRICS
 from fedtailor.report import compare, read_methods
@@ -19,6 +20,7 @@ from fedtailor.report.scores import HIGHER_IS_BETTER
 from fedtailor.report.statistics import MOST_EXACT, RESAMPLES, Outcomes, bootstrap_interval
 from written_runs import write_run, write_seeds
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "comparing.md"
 EXACT = {"rel": 1e-12, "abs": 1e-12}
 LOCAL = {0: [4, 6, 2, 8, 5, 7], 1: [3, 6, 4, 8, 4, 6]}
 DITTO = {0: [6, 6, 3, 7, 7, 8], 1: [5, 6, 6, 8, 5, 5]}
@@ -338,20 +340,23 @@ def test_the_metrics_are_those_of_results():
 
 
 @pytest.fixture(scope="session")
-def real_runs(tmp_path_factory):
-    """Return the folders of two methods on digits, each with two seeds and new clients."""
+def example(tmp_path_factory):
+    """Run the example of the page; return its folder, and what it prints."""
+    (text,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     folder = tmp_path_factory.mktemp("compared")
-    for name in ("local", "ditto"):
-        config = {
-            "seeds": [0, 1],
-            "data": {"clients": 13, "new_clients": 2, "partition": "dirichlet(alpha=0.5)", "fraction": 0.3},
-            "model": {"name": "mlp", "options": {"hidden": 6}},
-            "algorithm": {"name": name},
-            "federation": {"rounds": 2, "participation": 0.5},
-            "engine": {"name": "reference"},
-        }
-        fedtailor.run(fedtailor.make_config(config), out=folder / name)
-    return [folder / "local", folder / "ditto"]
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(text, "comparing.md", "exec"), {})
+    return folder, printed.getvalue()
+
+
+@pytest.fixture(scope="session")
+def real_runs(example):
+    """Return the folders of two methods on digits, each with two seeds and new clients."""
+    return [example[0] / "runs" / name for name in ("local", "ditto")]
+
+
+def test_the_example_of_the_page_prints_tables(example):
+    assert "| ditto | 2 | 20 |" in example[1] and "Tests against local in each seed" in example[1]
 
 
 @pytest.mark.parametrize("metric", HIGHER_IS_BETTER)
@@ -384,17 +389,8 @@ def test_a_comparison_needs_no_torch(real_runs):
     assert subprocess.check_output(command, text=True).strip() == "False"
 
 
-def test_the_example_of_the_page_runs(tmp_path, monkeypatch, capsys):
-    page = Path(__file__).resolve().parents[2] / "docs" / "comparing.md"
-    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    exec(compile(example, "comparing.md", "exec"), {})
-    shown = capsys.readouterr().out
-    assert "| ditto | 2 | 10 |" in shown and "Tests against local in each seed" in shown
-
-
 def test_the_page_names_every_figure_and_what_is_significant():
-    text = (Path(__file__).resolve().parents[2] / "docs" / "comparing.md").read_text()
+    text = PAGE.read_text()
     rows = re.findall(r"^\| ([\w ]+) \| the (?:mean|share)", text, re.MULTILINE)
     assert rows == list(FIGURES.values())
     assert f"below {SIGNIFICANT}" in text and f"up to {MOST_EXACT} clients" in text and f"{RESAMPLES:,} times" in text
