@@ -2,10 +2,10 @@
 
     python benchmarks/compare.py --data-dir DIR [--rounds 30] [--repeats 3] [--json]
 
-FedAvg, FedAvg-FT, FedAvg-FT (head) and kNN-Per are run on Fashion-MNIST, Dirichlet(0.5) over 100 clients: each on its own,
-and in a comparison, which trains once. The least that a comparison can take is FedAvg's whole run and what the others
-spend on making and testing their models after the last round. The ratio of both is measured in one process, in turn; the
-median of the repeats counts. The benchmark also checks that all models have the bits of the separate runs.
+FedAvg, FedAvg-FT, FedAvg-FT (head) and kNN-Per are run on Fashion-MNIST, Dirichlet(0.5) over 100 clients: each on its
+own, and in a comparison, which trains once. The least that a comparison can take is FedAvg's whole run and what the
+others spend on making and testing their models after the last round. The ratio of both is measured in one process, in
+turn; the median of the repeats counts. The benchmark also checks that all models have the bits of the separate runs.
 """
 
 from __future__ import annotations

@@ -63,6 +63,8 @@ def test_a_finished_comparison_is_only_read(done, capsys, trained):
     assert trained == []
     assert "4 of 4 methods have finished runs" in output.err
     assert "fedavg_ft (finetune='head')" in output.out
+    once = "Rounds were trained once, by fedavg, and reused bit for bit: fedavg_ft (finetune='all'), "
+    assert f"note: {once}fedavg_ft (finetune='head'), knn_per." in output.err
     assert (done / "table.md").read_text() == before
 
 
