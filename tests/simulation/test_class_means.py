@@ -19,6 +19,7 @@ from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
 from fedtailor.experiment.class_means import from_file
 from fedtailor.experiment.config import make_config
+from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.records import read_run
 from fedtailor.experiment.run import run
 from fedtailor.simulation.engines.batched import Batched
@@ -176,6 +177,39 @@ def test_the_file_holds_them_and_nothing_else_changes(tmp_path):
     assert on.pop("class_means") and off.pop("class_means") is None
     del on["result"]["class_means_sha256"]
     assert on == off
+
+
+class Interrupted(Silence):
+    """Interrupts a run after its last round, before anything of its end is written."""
+
+    def round(self, record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+
+def test_a_resumed_run_has_the_same_bits(tmp_path, monkeypatch):
+    """Interrupted after the last round, and after the file is written."""
+    run(settings(), out=tmp_path / "whole")
+    expected = finished_runs.content(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(settings(), out=tmp_path / "one", progress=Interrupted())
+    assert not (tmp_path / "one" / FILE).exists()
+    with pytest.raises(DataError, match="writes them at its end"):
+        read_run(tmp_path / "one").class_means()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{run.__module__}._result", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(settings(), out=tmp_path / "one")
+    assert (tmp_path / "one" / FILE).exists()
+    with pytest.raises(DataError, match="writes them at its end"):
+        read_run(tmp_path / "one").class_means()
+    run(settings(), out=tmp_path / "one")
+    assert finished_runs.content(tmp_path / "one") == expected
+    assert read_run(tmp_path / "one").class_means().keys() == {0, 1, 2, 3}
 
 
 def test_they_are_those_of_the_selected_round(tmp_path):
