@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -156,3 +159,16 @@ def test_damaged_comparisons(content, tmp_path, capsys):
     (tmp_path / "comparison.json").write_text(content)
     assert main(["resume", str(tmp_path)]) in (3, 4)
     assert "comparison.json" in capsys.readouterr().err or content == "[]"
+
+
+@pytest.mark.slow
+def test_a_comparison_that_is_killed_twice_has_the_same_table(tmp_path, done):
+    command = [sys.executable, "-m", "fedtailor", "compare", *FOUR, *SMALL, "--seeds", "0,1", "--out", "killed"]
+    for files in ("runs/*/seed-0/result.json", "runs/*/seed-1/result.json"):
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not list((tmp_path / "killed").glob(files)):
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+    assert main(["resume", str(tmp_path / "killed")]) == 0
+    assert (tmp_path / "killed" / "table.json").read_text() == (done / "table.json").read_text()
