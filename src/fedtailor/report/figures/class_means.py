@@ -1,0 +1,95 @@
+"""The class means of the clients' features, in two dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedtailor.report.figures.axes import horizontal_axis, panels, titles, vertical_axis
+from fedtailor.report.figures.drawing import SERIES, Drawing, shortened
+from fedtailor.report.figures.figure import Cell, Figure, Table
+from fedtailor.report.figures.scales import linear
+
+_LONGEST_CLASS = 14
+
+
+def class_means_figure(
+    means: np.ndarray,
+    counts: np.ndarray,
+    *,
+    class_names: Sequence[str] = (),
+    client_names: Sequence[str] = (),
+    label: str = "",
+    name: str = "class-means",
+) -> Figure:
+    """Return the means of the features by client and class, in the two directions in which they vary most.
+
+    The directions are the first two principal components of all means that are of at least one example.
+
+    Args:
+        means: means of features (clients, classes, features).
+        counts: examples that each mean is of (clients, classes); a mean of none is left out.
+        class_names: names of the classes; empty: numbers.
+        client_names: names of the clients; empty: numbers.
+        label: the method, for the title.
+        name: name of the files.
+
+    Raises:
+        ValueError: the shapes do not fit, or no mean is of an example and finite.
+    """
+    if means.ndim != 3 or counts.shape != means.shape[:2]:
+        raise ValueError(f"means must be (clients, classes, features) and counts (clients, classes), got {means.shape}")
+    present = (counts > 0) & np.isfinite(means).all(axis=2)
+    if not present.any():
+        raise ValueError("no mean is of an example and finite")
+    places = np.argwhere(present)
+    rows, explained = _principal_components(means[present].astype(np.float64))
+    classes = [class_names[label] if label < len(class_names) else str(label) for label in range(means.shape[1])]
+    clients = [client_names[number] if number < len(client_names) else str(number) for number in range(len(means))]
+    weights = counts[present].astype(np.float64)
+    shown = shortened(classes, _LONGEST_CLASS)
+
+    def draw(width: int) -> Drawing:
+        drawing = Drawing(width)
+        (panel,) = panels(drawing, 1, 0, height=min(420.0, width * 0.8))
+        x = linear(rows[:, 0].tolist(), panel.left, panel.right)
+        y = linear(rows[:, 1].tolist(), panel.bottom, panel.top)
+        titles(panel, "Means by client and class", f"second component, {100 * explained[1]:.0f} % of the variance")
+        vertical_axis(panel, y)
+        horizontal_axis(panel, x, f"First component, {100 * explained[0]:.0f} % of the variance", grid=True)
+        for (client, group), (across, up) in zip(places.tolist(), rows.tolist(), strict=True):
+            tip = f"{clients[client]}, {classes[group]}: {int(counts[client, group])} examples"
+            drawing.circle(x(across), y(up), 3, f"dot fill{group % SERIES}", tip=tip)
+        for group in sorted(set(places[:, 1].tolist())):
+            own = places[:, 1] == group
+            across, up = np.average(rows[own], axis=0, weights=weights[own]).tolist()
+            drawing.circle(x(across), y(up), 6, f"fill{group % SERIES} ring", tip=classes[group])
+            drawing.text(x(across), y(up) - 10, shown[group], anchor="middle", kind="strong halo")
+        return drawing
+
+    table_rows: list[list[Cell]] = [
+        [clients[client], classes[group], int(counts[client, group]), across, up]
+        for (client, group), (across, up) in zip(places.tolist(), rows.tolist(), strict=True)
+    ]
+    return Figure(
+        name=name,
+        title=f"{label}: class means in two dimensions" if label else "Class means in two dimensions",
+        caption="Every small dot is the mean of a client's features of one class. Large dots, with the name of the "
+        "class, are the means over clients, weighted by examples. The axes are the first two principal components of "
+        f"all means; together they hold {100 * float(explained.sum()):.0f} % of the variance.",
+        draw=draw,
+        table=Table(["client", "class", "examples", "first component", "second component"], table_rows),
+    )
+
+
+def _principal_components(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return points (n, 2) in the directions in which they vary most, and the shares of the variance (2,)."""
+    centered = points - points.mean(axis=0)
+    left, sizes, directions = np.linalg.svd(centered, full_matrices=False)
+    total = float((sizes**2).sum())
+    shares = sizes**2 / total if total > 0 else np.zeros_like(sizes)
+    signs = np.sign(directions[np.arange(len(directions)), np.abs(directions).argmax(axis=1)])  # the same on any machine
+    scores = left * sizes * signs
+    padding = max(0, 2 - scores.shape[1])
+    return np.pad(scores, ((0, 0), (0, padding)))[:, :2], np.pad(shares, (0, padding))[:2]

@@ -1,0 +1,83 @@
+"""The table at the top of a page: what every method reached."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fedtailor.report.figures.figure import Cell, Table
+from fedtailor.report.figures.records import MethodRecords, SeedRecords, number
+from fedtailor.report.page.section import NamedTable, Section
+
+_FIGURES = (
+    ("accuracy", "mean", "mean accuracy, %"),
+    ("accuracy", "worst10", "worst tenth, %"),
+    ("accuracy", "smallest10", "smallest tenth, %"),
+    ("accuracy", "pooled", "pooled, %"),
+    ("ece", "pooled", "ECE, %"),
+)
+"""Metric, figure over clients, and name of the column."""
+_POINT_ORDER = ("personalized", "global", "global_complete", "local")
+
+
+def comparison_section(records: Sequence[MethodRecords]) -> Section:
+    """Return the table of methods and evaluation points, with means and standard errors over seeds.
+
+    Args:
+        records: the methods. Runs that have not finished count with their last evaluation.
+    """
+    rows: list[list[Cell]] = []
+    for method in records:
+        evaluations = [dict(_last_evaluations(seed)) for seed in method.seeds.values()]
+        names = {name for found in evaluations for name in found}
+        for name in sorted(names, key=_order):
+            values = [found[name] for found in evaluations if name in found]
+            rows.append([method.label, name, len(values), *(_mean_and_error(values, *each[:2]) for each in _FIGURES)])
+    if not rows:
+        return Section(name="comparison", title="Results")
+    notes = [
+        "Accuracy on the clients' own test examples: the mean over clients, over the worst tenth of them, over the "
+        "tenth with the least training data, and over all test examples together. ± is the standard error over seeds.",
+    ]
+    unfinished = [method.label for method in records if any(seed.run.result is None for seed in method.seeds.values())]
+    if unfinished:
+        notes.append(f"Not finished, so with their last evaluation: {', '.join(unfinished)}.")
+    columns = ["method", "models", "seeds", *(each[2] for each in _FIGURES)]
+    table = NamedTable(name="results", title="Results by method and model", table=Table(columns, rows))
+    return Section(name="comparison", title="Results", notes=notes, tables=[table])
+
+
+def _last_evaluations(seed: SeedRecords) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the name and the metrics of the evaluations of the final models, or of the last ones so far."""
+    result = seed.run.result
+    if result is not None:
+        for name, metrics in result.get("metrics", {}).items():
+            if name != "validation":
+                yield str(name), metrics
+        for name, metrics in result.get("new_clients", {}).items():
+            yield f"{name}, new clients", metrics
+        return
+    for line in seed.run.rounds:
+        for evaluation in line.get("evaluations", ()):
+            if evaluation.get("test_set") == "clients" and evaluation.get("group") == "known":
+                yield str(evaluation["point"]), evaluation["metrics"]
+
+
+def _order(name: str) -> tuple[int, str]:
+    point, _, group = name.partition(",")
+    place = _POINT_ORDER.index(point) if point in _POINT_ORDER else len(_POINT_ORDER)
+    return (place + len(_POINT_ORDER) * bool(group), name)
+
+
+def _mean_and_error(values: Sequence[Mapping[str, Any]], metric: str, figure: str) -> str:
+    """Return the mean over seeds in percent, with its standard error if there are several."""
+    found = [number(value.get(metric, {}).get(figure)) for value in values]
+    known = [100 * each for each in found if each is not None]
+    if not known:
+        return ""
+    mean = math.fsum(known) / len(known)
+    if len(known) == 1:
+        return f"{mean:.1f}"
+    error = math.sqrt(math.fsum((each - mean) ** 2 for each in known) / (len(known) - 1) / len(known))
+    return f"{mean:.1f} ± {error:.1f}"
