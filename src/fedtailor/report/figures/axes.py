@@ -13,7 +13,8 @@ _HEAD = 46.0
 _FOOT = 44.0
 """Pixels below a panel, for ticks and the title of the horizontal axis."""
 _GAP = 26.0
-_RIGHT = 8.0
+_LEFT = 48.0
+_RIGHT = 12.0
 _TWO_COLUMNS = 600
 """Pixels from which on panels stand side by side."""
 _STRIP = 24.0
@@ -38,7 +39,7 @@ class Panel:
 
 
 def panels(
-    drawing: Drawing, count: int, top: float, *, height: float = 170.0, left: float = 48.0, columns: int = 2
+    drawing: Drawing, count: int, top: float, *, height: float = 170.0, left: float = _LEFT, columns: int = 2
 ) -> list[Panel]:
     """Return panels in rows below ``top``, side by side where the drawing is wide, and make room for them.
 
@@ -64,7 +65,7 @@ def panels(
 
 def titles(panel: Panel, title: str, subtitle: str, *, left: float | None = None) -> None:
     """Write the title of a panel, and below it a quiet line, such as what its vertical axis shows."""
-    x = panel.left - 40 if left is None else left
+    x = panel.left - _LEFT if left is None else left
     room = int((panel.right - x) / 6.6)
     (shown,) = shortened([title], room)
     panel.drawing.text(x, panel.top - 27, shown, kind="strong")
@@ -79,9 +80,11 @@ def vertical_axis(panel: Panel, scale: Scale, *, ticks: int = 5) -> None:
         panel.drawing.text(panel.left - 6, y + 4, label(value), anchor="end", kind="quiet small")
 
 
-def horizontal_axis(panel: Panel, scale: Scale, title: str, *, grid: bool = False) -> None:
-    """Draw a horizontal axis with ticks and title."""
+def horizontal_axis(panel: Panel, scale: Scale, title: str, *, grid: bool = False, whole: bool = False) -> None:
+    """Draw a horizontal axis with ticks and title; with ``whole``, ticks are whole numbers."""
     ticks = scale.ticks(max(2, int(panel.width / 55)))
+    if whole:
+        ticks = [value for value in ticks if abs(value - round(value)) < 1e-9]
     for value in ticks:
         x = scale(value)
         if grid:
@@ -89,13 +92,13 @@ def horizontal_axis(panel: Panel, scale: Scale, title: str, *, grid: bool = Fals
         panel.drawing.line(x, panel.bottom, x, panel.bottom + 4, "axis")
         panel.drawing.text(x, panel.bottom + 17, label(value), anchor="middle", kind="quiet small")
     panel.drawing.line(panel.left, panel.bottom, panel.right, panel.bottom, "axis")
-    horizontal_title(panel, title)
+    horizontal_title(panel, title, below=34)
 
 
-def horizontal_title(panel: Panel, title: str) -> None:
-    """Write the title of a horizontal axis."""
+def horizontal_title(panel: Panel, title: str, *, below: float = 18) -> None:
+    """Write the title of a horizontal axis, some pixels below it."""
     middle = (panel.left + panel.right) / 2
-    panel.drawing.text(middle, panel.bottom + 34, title, anchor="middle", kind="small")
+    panel.drawing.text(middle, panel.bottom + below, title, anchor="middle", kind="small")
 
 
 def strip_chart(

@@ -95,7 +95,7 @@ def _draw_bins(panel: Panel, title: str, bins: dict[int, Bin]) -> None:
         confidence = 100 * one.confidence / one.examples
         left = panel.left + number * step + 1
         tip = f"{one.examples:.0f} predictions, confidence {confidence:.1f} %, accuracy {accuracy:.1f} %"
-        drawing.bar(left, y(accuracy), step - 2, y(0) - y(accuracy), "fill0", tip=tip)
+        drawing.bar(left, y(accuracy), step - 2, y(0) - y(accuracy), "soft fill0", tip=tip)
         if confidence > accuracy:
             drawing.bar(left, y(confidence), step - 2, y(accuracy) - y(confidence), "gap")
         height = 20 * one.examples / most

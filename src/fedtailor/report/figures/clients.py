@@ -240,7 +240,7 @@ def _draw_accuracies(
         top = y(100 * values[unit])
         left = panel.left + number * step
         tip = f"{names[unit]}: {100 * values[unit]:.1f} %"
-        panel.drawing.bar(left, top, max(step * 0.85, 0.5), panel.bottom - top, "fill0", tip=tip)
+        panel.drawing.bar(left, top, max(step * 0.85, 0.5), panel.bottom - top, "soft fill0", tip=tip)
         if reference is not None and unit in reference.accuracy:
             height = y(100 * reference.accuracy[unit])
             panel.drawing.line(left, height, left + max(step * 0.85, 1.5), height, "stroke")
@@ -255,7 +255,7 @@ def _draw_gains(panel: Panel, label: str, found: Mapping[Unit, float], names: Ma
     gaining = sum(value > 0 for value in found.values())
     harmed = sum(value < 0 for value in found.values())
     mean = 100 * math.fsum(found.values()) / len(found)
-    counts = f"points; {gaining} gain, {harmed} are harmed, {len(found) - gaining - harmed} equal; mean {mean:+.1f}"
+    counts = f"{gaining} gain, {harmed} are harmed, {len(found) - gaining - harmed} equal; mean {mean:+.1f} points"
     titles(panel, label, counts)
     vertical_axis(panel, y, ticks=5)
     step = panel.width / len(units)
@@ -359,7 +359,7 @@ def _draw_bubbles(width: int, counts: Sequence[Sequence[int]], clients: Sequence
     top = 24.0 if upright else 14 + max(map(width_of, across)) * 0.95
     every = 1 if not upright else max(1, math.ceil((max(map(width_of, across)) + 6) / step_x))
     largest = max(max(row) for row in counts) or 1
-    radius = min(step_x, step_y) * 0.62
+    radius = min(0.6 * math.sqrt(step_x * step_y), 1.2 * min(step_x, step_y))
     for place, name in enumerate(across):
         x = left + (place + 0.5) * step_x
         drawing.line(x, top, x, top + step_y * len(down), "grid")

@@ -42,7 +42,8 @@ class Quantity:
     unit: str
     curves: Mapping[str, Curve]
     """By label of the method."""
-    from_zero: bool = False
+    include: Sequence[float] = ()
+    """Values that the vertical axis holds in any case."""
 
 
 def accuracy_curves(records: Sequence[MethodRecords]) -> list[Figure]:
@@ -76,13 +77,13 @@ def gaussianity(records: Sequence[MethodRecords]) -> list[Figure]:
         return []
     quantities = [
         Quantity("Surprise", "negative log-likelihood, nats", surprise),
-        Quantity("Excess kurtosis", "0 for Gaussian features", _over_clients(records, "feature_kurtosis")),
+        Quantity("Kurtosis", "1 for Gaussian features", _over_clients(records, "feature_kurtosis"), [1.0]),
     ]
     figure = _figure(
         "gaussianity",
         "How Gaussian the features are, by round",
-        "Left: the negative log-likelihood of the clients' training features under their class Gaussians, as in FedLDA "
-        "(2023), Figure 1. Right: how much heavier their tails are than those of a Gaussian.",
+        "The negative log-likelihood of the clients' training features under a Gaussian of each class, as in FedLDA "
+        "(2023), Figure 1; and their kurtosis (Mardia 1970) over that of a Gaussian, which is larger for heavy tails.",
         records,
         quantities,
         spread="clients",
@@ -93,12 +94,12 @@ def gaussianity(records: Sequence[MethodRecords]) -> list[Figure]:
 def costs(records: Sequence[MethodRecords]) -> list[Figure]:
     """Return seconds and bytes of every round."""
     seconds = [
-        Quantity("Training", "seconds per round", _cost(records, "seconds", "train"), from_zero=True),
-        Quantity("Evaluation", "seconds per round", _cost(records, "seconds", "evaluate"), from_zero=True),
+        Quantity("Training", "seconds per round", _cost(records, "seconds", "train"), include=[0.0]),
+        Quantity("Evaluation", "seconds per round with evaluations", _evaluation_seconds(records), include=[0.0]),
     ]
     sent = [
-        Quantity("From all clients", "MB per round", _cost(records, "bytes", "up"), from_zero=True),
-        Quantity("To all clients", "MB per round", _cost(records, "bytes", "down"), from_zero=True),
+        Quantity("From all clients", "MB per round", _cost(records, "bytes", "up"), include=[0.0]),
+        Quantity("To all clients", "MB per round", _cost(records, "bytes", "down"), include=[0.0]),
     ]
     if not seconds[0].curves:
         return []
@@ -167,6 +168,17 @@ def _cost(records: Sequence[MethodRecords], kind: str, part: str) -> dict[str, C
     return _over_seeds(records, values)
 
 
+def _evaluation_seconds(records: Sequence[MethodRecords]) -> dict[str, Curve]:
+    """Return the seconds of evaluation in the rounds that have evaluations."""
+
+    def values(seed: SeedRecords) -> dict[int, float]:
+        lines = [line for line in seed.run.rounds if line.get("evaluations")]
+        found = {int(line["round"]): _part(line.get("seconds"), "evaluate") for line in lines}
+        return {place: value for place, value in found.items() if value is not None}
+
+    return _over_seeds(records, values)
+
+
 def _part(table: object, name: str) -> float | None:
     return number(table.get(name)) if isinstance(table, Mapping) else None
 
@@ -190,7 +202,7 @@ def _figure(
     """Return a figure with a panel per quantity and a line per method."""
     labels = [method.label for method in records]
     rounds = {label: sorted({place for each in quantities for place in each.curves.get(label, ())}) for label in labels}
-    kept = {label: set(thinned(places)) for label, places in rounds.items()}
+    kept = {label: {place for each in quantities for place in thinned(list(each.curves.get(label, ())))} for label in labels}
     sentences = [caption]
     if any(middle.count > 1 for each in quantities for curve in each.curves.values() for middle in curve.values()):
         sentences.append(f"The bands reach from the smallest to the largest value over {spread}.")
@@ -199,7 +211,8 @@ def _figure(
 
     def draw(width: int) -> Drawing:
         drawing = Drawing(width)
-        top = drawing.legend(shortened(labels, _LONGEST_LABEL), 0)
+        names = dict(enumerate(shortened(labels, _LONGEST_LABEL)))
+        top = drawing.legend({series: names[series] for series in names if rounds[labels[series]]}, 0)
         for panel, quantity in zip(panels(drawing, len(quantities), top), quantities, strict=True):
             _draw_curves(panel, quantity, labels, kept)
         return drawing
@@ -231,10 +244,9 @@ def _draw_curves(panel: Panel, quantity: Quantity, labels: Sequence[str], kept: 
         drawing.text(panel.left, (panel.top + panel.bottom) / 2, "not recorded", kind="quiet")
         return
     x = whole_rounds([place for curve in curves.values() for place in curve], panel)
-    include = [0.0] if quantity.from_zero else []
-    y = linear([value for each in every for value in (each.low, each.high)], panel.bottom, panel.top, include=include)
+    y = linear([value for each in every for value in (each.low, each.high)], panel.bottom, panel.top, include=quantity.include)
     vertical_axis(panel, y)
-    horizontal_axis(panel, x, "Round")
+    horizontal_axis(panel, x, "Round", whole=True)
     for series, label in enumerate(labels):
         curve = curves[label]
         if any(middle.low < middle.high for middle in curve.values()):

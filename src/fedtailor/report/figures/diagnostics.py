@@ -152,7 +152,7 @@ def _sorted_bars(
                 top = y(found[unit])
                 tip = f"{names.get(unit, unit[1])}: {found[unit]:.4g}"
                 left = panel.left + number * step + step * 0.075
-                drawing.bar(left, top, max(step * 0.85, 0.5), y(0) - top, "fill0", tip=tip)
+                drawing.bar(left, top, max(step * 0.85, 0.5), y(0) - top, "soft fill0", tip=tip)
             mean = y(math.fsum(found.values()) / len(found))
             drawing.line(panel.left, mean, panel.right, mean, "guide")
             drawing.line(panel.left, y(0), panel.right, y(0), "axis")

@@ -7,7 +7,7 @@ drawing holds this style with the light colors.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from markupsafe import escape
@@ -65,13 +65,14 @@ _STYLE = """
 .drawing .axis { stroke: var(--quiet); stroke-width: 1; fill: none; }
 .drawing .mark { fill: var(--ink); }
 .drawing .stroke { stroke: var(--ink); stroke-width: 1.5; fill: none; }
-.drawing .guide { stroke: var(--quiet); stroke-width: 1; stroke-dasharray: 4 3; fill: none; }
+.drawing .guide { stroke: var(--ink); stroke-width: 1.2; stroke-dasharray: 4 3; fill: none; }
 .drawing .gain { fill: var(--gain); }
 .drawing .harm { fill: var(--harm); }
 .drawing .gap { fill: none; stroke: var(--harm); stroke-width: 1; stroke-dasharray: 2 2; }
 .drawing .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .drawing .band { fill-opacity: 0.16; stroke: none; }
 .drawing .dot { fill-opacity: 0.55; }
+.drawing .soft { fill-opacity: 0.7; }
 .drawing .ring { stroke: var(--paper); stroke-width: 1.5; }
 .drawing text.halo { paint-order: stroke; stroke: var(--paper); stroke-width: 3px; }
 %(series)s
@@ -123,13 +124,6 @@ def width_of(text: str) -> float:
     return _WIDTH_OF_A_CHARACTER * len(text)
 
 
-def lines_of(text: str, width: float) -> list[str]:
-    """Return a text in lines that are about as wide as there is room."""
-    import textwrap
-
-    return textwrap.wrap(text, max(8, int(width / _WIDTH_OF_A_CHARACTER))) or [""]
-
-
 class Drawing:
     """A drawing of a given width in pixels, with its elements in the order in which they are added."""
 
@@ -176,13 +170,13 @@ class Drawing:
         looks = f' class="{kind}"' if kind else ""
         self._elements.append(f"<text{looks}{where}{place}{turn}>{escape(clean(text))}</text>")
 
-    def legend(self, names: Sequence[str], y: float, *, left: float = 0.0) -> float:
-        """Add names beside samples of their lines, in as many rows as they need; return where they end."""
-        x = left
-        for number, name in enumerate(names):
+    def legend(self, names: Mapping[int, str], y: float) -> float:
+        """Add names by series, beside samples of their lines, in as many rows as they need; return where they end."""
+        x = 0.0
+        for number, name in names.items():
             needed = 34 + width_of(name)
-            if x > left and x + needed > self.width:
-                x = left
+            if x > 0 and x + needed > self.width:
+                x = 0.0
                 y += 18
             sample = [(x, y + 8), (x + 24, y + 8)]
             self.path(sample, f"line line{number % SERIES}", series=number)

@@ -25,10 +25,6 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
 
-    def texts_of(self, row: Sequence[Cell]) -> list[str]:
-        """Return a row as it is shown."""
-        return [show_cell(cell) for cell in row]
-
     def to_csv(self) -> str:
         """Return the table as CSV that is safe to open in a spreadsheet."""
         text = io.StringIO()

@@ -16,7 +16,7 @@ from fedtailor.report.figures.clients import accuracy_by_client, accuracy_by_siz
 from fedtailor.report.figures.curves import accuracy_curves, costs, gaussianity
 from fedtailor.report.figures.diagnostics import beta, confidence, deviation
 from fedtailor.report.figures.drawing import DARK, LIGHT, STYLE, clean
-from fedtailor.report.figures.figure import NARROW, WIDE, Figure
+from fedtailor.report.figures.figure import NARROW, WIDE, Figure, show_cell
 from fedtailor.report.figures.records import MethodRecords, read_records
 from fedtailor.report.methods import Method
 from fedtailor.report.page.comparison import comparison_section
@@ -111,13 +111,15 @@ def _colors(colors: Mapping[str, str]) -> str:
 
 def _environment() -> Environment:
     """Return the environment of templates: every value is escaped, and control characters can be seen."""
-    return Environment(
+    environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=lambda value: clean(value) if type(value) is str else value,
     )
+    environment.filters["as_text"] = show_cell
+    return environment
 
 
 def _resource(name: str) -> str:

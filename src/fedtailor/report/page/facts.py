@@ -22,7 +22,7 @@ from fedtailor.report.page.section import Document, NamedTable, Section
 MOST_EVENTS = 500
 """Events that are listed; of more, only the first ones, and the counts of all."""
 _MOST_MARKDOWN = 2**20
-_HEADINGS_BELOW = 3
+_HEADINGS_BELOW = 2
 """Levels by which the headings of a document are lowered."""
 
 
@@ -167,8 +167,8 @@ def _settings(name: str, found: Mapping[str, Mapping[str, str]]) -> list[NamedTa
             [key, *(settings.get(key, "") for settings in found.values())] for key in keys if key not in shared
         ]
         table = Table(["setting", *found], rows)
-        tables.append(NamedTable(name=f"{name}-differences", title="Where the methods differ", table=table))
-    title = "The same for all" if len(found) > 1 else "All settings"
+        tables.append(NamedTable(name=f"{name}-differences", title=f"{name.capitalize()}: where the methods differ", table=table))
+    title = f"{name.capitalize()}: {'the same for all' if len(found) > 1 else 'everything'}"
     common: list[list[Cell]] = [[key, first[key]] for key in shared]
     table = Table(["setting", "value"], common)
     tables.append(NamedTable(name=name, title=title, table=table, is_open=False))
