@@ -89,7 +89,9 @@ def _principal_components(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     left, sizes, directions = np.linalg.svd(centered, full_matrices=False)
     total = float((sizes**2).sum())
     shares = sizes**2 / total if total > 0 else np.zeros_like(sizes)
-    signs = np.sign(directions[np.arange(len(directions)), np.abs(directions).argmax(axis=1)])  # the same on any machine
+    signs = np.sign(
+        directions[np.arange(len(directions)), np.abs(directions).argmax(axis=1)]
+    )  # the same on any machine
     scores = left * sizes * signs
     padding = max(0, 2 - scores.shape[1])
     return np.pad(scores, ((0, 0), (0, padding)))[:, :2], np.pad(shares, (0, padding))[:2]

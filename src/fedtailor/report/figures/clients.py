@@ -20,7 +20,7 @@ from fedtailor.report.figures.axes import (
 from fedtailor.report.figures.drawing import Drawing, shortened, width_of
 from fedtailor.report.figures.figure import Cell, Figure, Table, percent
 from fedtailor.report.figures.records import POINTS, MethodRecords, Unit, unit_names
-from fedtailor.report.figures.scales import linear, logarithmic
+from fedtailor.report.figures.scales import Linear, linear, logarithmic
 
 MOST_BARS = 300
 """Clients that are drawn in a panel of bars; of more, some are left out, evenly along the sorted ones."""
@@ -109,10 +109,11 @@ def _gain_figure(
 
     def draw(width: int) -> Drawing:
         drawing = Drawing(width)
-        for panel, (label, found) in zip(
-            panels(drawing, len(differences), 0, height=140), differences.items(), strict=True
-        ):
-            _draw_gains(panel, label, found, names)
+        every = [100 * value for found in differences.values() for value in found.values()]
+        places = panels(drawing, len(differences), 0, height=140)
+        for panel, (label, found) in zip(places, differences.items(), strict=True):
+            y = linear(every, panel.bottom, panel.top, include=[0.0])
+            _draw_gains(panel, y, label, found, names)
         return drawing
 
     units = list(dict.fromkeys(unit for found in differences.values() for unit in found))
@@ -218,7 +219,7 @@ def _left_out(clients: int) -> str:
     return f" Of {clients} clients, {MOST_BARS} are drawn, evenly." if clients > MOST_BARS else ""
 
 
-def _bars(values: Mapping[Unit, float]) -> list[Unit]:
+def bars(values: Mapping[Unit, float]) -> list[Unit]:
     """Return the clients whose bars are drawn, the largest value first."""
     units = sorted(values, key=lambda unit: (-values[unit], unit))
     every = math.ceil(len(units) / MOST_BARS)
@@ -230,7 +231,7 @@ def _draw_accuracies(
 ) -> None:
     """Draw the sorted accuracies of a method."""
     values = method.accuracy()
-    units = _bars(values)
+    units = bars(values)
     y = linear([0.0, 100.0], panel.bottom, panel.top)
     mean = math.fsum(values.values()) / len(values)
     titles(panel, f"{method.label}: {POINTS[method.point]}", f"accuracy, %; mean {100 * mean:.1f}")
@@ -248,10 +249,9 @@ def _draw_accuracies(
     horizontal_title(panel, f"{len(values)} clients, sorted")
 
 
-def _draw_gains(panel: Panel, label: str, found: Mapping[Unit, float], names: Mapping[Unit, str]) -> None:
+def _draw_gains(panel: Panel, y: Linear, label: str, found: Mapping[Unit, float], names: Mapping[Unit, str]) -> None:
     """Draw sorted differences of a method."""
-    units = _bars(found)
-    y = linear([100 * value for value in found.values()], panel.bottom, panel.top, include=[0.0])
+    units = bars(found)
     gaining = sum(value > 0 for value in found.values())
     harmed = sum(value < 0 for value in found.values())
     mean = 100 * math.fsum(found.values()) / len(found)
@@ -317,7 +317,10 @@ def _bubbles(
     classes = sorted({label for found in counts.values() for label in found} | set(range(len(class_names))))
     names = [client_names[client] if client < len(client_names) else str(client) for client in clients]
     labels = [class_names[label] if label < len(class_names) else str(label) for label in classes]
-    caption = f"The area of a bubble is the number of {part.lower()} examples of a client (site) and class."
+    caption = (
+        f"The area of a bubble is the number of {part.lower()} examples of a client (site) and class. "
+        "Clients are across and classes down; on narrow screens it is the other way round."
+    )
     if part == "Test":
         caption += " The numbers of training examples are known when the run has finished."
     if splits > 1:
@@ -344,7 +347,9 @@ def _bubbles(
     )
 
 
-def _draw_bubbles(width: int, counts: Sequence[Sequence[int]], clients: Sequence[str], classes: Sequence[str]) -> Drawing:
+def _draw_bubbles(
+    width: int, counts: Sequence[Sequence[int]], clients: Sequence[str], classes: Sequence[str]
+) -> Drawing:
     """Draw bubbles: clients across where the drawing is wide, else downward."""
     is_wide = width >= _WIDE_BUBBLES
     drawing = Drawing(width)

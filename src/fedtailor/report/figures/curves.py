@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fedtailor.report.figures.axes import Panel, horizontal_axis, panels, titles, vertical_axis, whole_rounds
 from fedtailor.report.figures.drawing import SERIES, Drawing, shortened
 from fedtailor.report.figures.figure import Cell, Figure, Table
-from fedtailor.report.figures.records import POINTS, CurvePoint, MethodRecords, SeedRecords, number
+from fedtailor.report.figures.records import POINTS, MethodRecords, SeedRecords, number
 from fedtailor.report.figures.scales import linear
 
-MOST_ROUNDS = 250
+MOST_ROUNDS = 500
 """Rounds of a curve that are drawn and listed; of more, some are left out, evenly."""
 _LONGEST_LABEL = 44
 _MEGABYTE = 1e6
@@ -50,8 +51,8 @@ def accuracy_curves(records: Sequence[MethodRecords]) -> list[Figure]:
     """Return a figure of accuracy by round for every evaluation point that the records have."""
     figures = []
     for point, words in POINTS.items():
-        means = _over_seeds(records, lambda seed, point=point: _accuracies(seed, point, lambda each: each.mean))
-        worst = _over_seeds(records, lambda seed, point=point: _accuracies(seed, point, lambda each: each.worst_tenth))
+        means = _over_seeds(records, partial(_means, point=point))
+        worst = _over_seeds(records, partial(_worst_tenths, point=point))
         if not means:
             continue
         quantities = [
@@ -121,12 +122,15 @@ def thinned(rounds: Sequence[int], most: int = MOST_ROUNDS) -> list[int]:
     return list(rounds)[(len(rounds) - 1) % every :: every] if every else []
 
 
-def _accuracies(
-    seed: SeedRecords, point: str, value: Callable[[CurvePoint], float | None]
-) -> dict[int, float]:
-    """Return accuracies in percent by round."""
-    found = {number: value(each) for number, each in seed.curves.get(point, {}).items()}
-    return {number: 100 * each for number, each in found.items() if each is not None}
+def _means(seed: SeedRecords, point: str) -> dict[int, float]:
+    """Return the mean accuracies over clients in percent, by round."""
+    return {place: 100 * each.mean for place, each in seed.curves.get(point, {}).items()}
+
+
+def _worst_tenths(seed: SeedRecords, point: str) -> dict[int, float]:
+    """Return the mean accuracies of the worst tenth of the clients in percent, by round."""
+    found = {place: each.worst_tenth for place, each in seed.curves.get(point, {}).items()}
+    return {place: 100 * worst for place, worst in found.items() if worst is not None}
 
 
 def _over_seeds(
@@ -202,7 +206,9 @@ def _figure(
     """Return a figure with a panel per quantity and a line per method."""
     labels = [method.label for method in records]
     rounds = {label: sorted({place for each in quantities for place in each.curves.get(label, ())}) for label in labels}
-    kept = {label: {place for each in quantities for place in thinned(list(each.curves.get(label, ())))} for label in labels}
+    kept = {
+        label: {place for each in quantities for place in thinned(list(each.curves.get(label, ())))} for label in labels
+    }
     sentences = [caption]
     if any(middle.count > 1 for each in quantities for curve in each.curves.values() for middle in curve.values()):
         sentences.append(f"The bands reach from the smallest to the largest value over {spread}.")
@@ -244,7 +250,9 @@ def _draw_curves(panel: Panel, quantity: Quantity, labels: Sequence[str], kept: 
         drawing.text(panel.left, (panel.top + panel.bottom) / 2, "not recorded", kind="quiet")
         return
     x = whole_rounds([place for curve in curves.values() for place in curve], panel)
-    y = linear([value for each in every for value in (each.low, each.high)], panel.bottom, panel.top, include=quantity.include)
+    y = linear(
+        [value for each in every for value in (each.low, each.high)], panel.bottom, panel.top, include=quantity.include
+    )
     vertical_axis(panel, y)
     horizontal_axis(panel, x, "Round", whole=True)
     for series, label in enumerate(labels):
@@ -260,5 +268,3 @@ def _draw_curves(panel: Panel, quantity: Quantity, labels: Sequence[str], kept: 
         if len(points) <= _FEW_MARKS:
             for across, up in points:
                 drawing.circle(across, up, 3, f"fill{series % SERIES}")
-
-

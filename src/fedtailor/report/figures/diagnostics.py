@@ -13,7 +13,7 @@ from fedtailor.report.figures.axes import (
     titles,
     vertical_axis,
 )
-from fedtailor.report.figures.clients import MOST_BARS, MOST_DOTS
+from fedtailor.report.figures.clients import MOST_DOTS, bars
 from fedtailor.report.figures.drawing import Drawing
 from fedtailor.report.figures.figure import Cell, Figure, Table
 from fedtailor.report.figures.records import MethodRecords, Unit, mean_by_unit, unit_names
@@ -95,8 +95,8 @@ def confidence(records: Sequence[MethodRecords]) -> list[Figure]:
     return _sorted_bars(
         "confidence",
         "Shares of the confidence",
-        "The weight of every client's head in the server's mean, in percent of all, after the last round, as in pFedVEM "
-        "(2023), Figure 10. Every bar is a client, sorted; the dashed line is the share if all were equal.",
+        "The weight of every client's head in the server's mean, in percent of all, after the last round, as in "
+        "pFedVEM (2023), Figure 10. Every bar is a client, sorted; the dashed line is the share if all were equal.",
         "share, %",
         shares,
         records,
@@ -142,8 +142,7 @@ def _sorted_bars(
     def draw(width: int) -> Drawing:
         drawing = Drawing(width)
         for panel, (label, found) in zip(panels(drawing, len(values), 0, height=150), values.items(), strict=True):
-            units = sorted(found, key=lambda unit, found=found: (-found[unit], unit))
-            units = units[:: math.ceil(len(units) / MOST_BARS)]
+            units = bars(found)
             y = linear(list(found.values()), panel.bottom, panel.top, include=[0.0])
             titles(panel, label, unit_of_values)
             vertical_axis(panel, y)
@@ -160,7 +159,9 @@ def _sorted_bars(
         return drawing
 
     rows: list[list[Cell]] = [
-        [label, names.get(unit, str(unit[1])), value] for label, found in values.items() for unit, value in found.items()
+        [label, names.get(unit, str(unit[1])), value]
+        for label, found in values.items()
+        for unit, value in found.items()
     ]
     table = Table(["method", "client", unit_of_values], rows)
     return [Figure(name=name, title=title, caption=caption, draw=draw, table=table)]

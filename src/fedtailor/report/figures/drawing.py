@@ -157,7 +157,9 @@ class Drawing:
 
     def bar(self, x: float, y: float, width: float, height: float, kind: str, *, tip: str = "") -> None:
         """Add a rectangle by its upper left corner."""
-        start = f'<rect class="{kind}" x="{_place(x)}" y="{_place(y)}" width="{_place(width)}" height="{_place(height)}"'
+        start = (
+            f'<rect class="{kind}" x="{_place(x)}" y="{_place(y)}" width="{_place(width)}" height="{_place(height)}"'
+        )
         self._elements.append(_with_tip(start, "rect", tip))
 
     def text(

@@ -148,7 +148,7 @@ def _read_seed(run: Run) -> SeedRecords:
         place = run.path / "clients.jsonl"
         for line in run.iterate_clients():
             _add_client(found, line, wanted)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as reason:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as reason:
         raise damaged(place, f"a line has another form than expected ({type(reason).__name__})") from reason
     return found
 

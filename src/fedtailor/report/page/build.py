@@ -11,6 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from fedtailor import __version__
+from fedtailor.core.errors import DataError
 from fedtailor.report.figures.calibration import reliability
 from fedtailor.report.figures.clients import accuracy_by_client, accuracy_by_size, gains, partition
 from fedtailor.report.figures.curves import accuracy_curves, costs, gaussianity
@@ -52,21 +53,30 @@ def build_page(methods: Sequence[Method], *, refresh: int = 0) -> Page:
         DataError: a file of records is damaged.
     """
     records = [read_records(method) for method in methods]
-    sections = [section for section in _sections(records) if not section.is_empty]
+    try:
+        sections = [section for section in _sections(records) if not section.is_empty]
+        return Page(_render(methods, sections, refresh), sections)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as reason:
+        places = ", ".join(f"'{method.path}'" for method in methods)
+        message = f"the records in {places} are damaged: they have another form than expected (--debug shows where)."
+        raise DataError(message, path=str(methods[0].path)) from reason
+
+
+def _render(methods: Sequence[Method], sections: Sequence[Section], refresh: int) -> str:
+    """Return the HTML of a page."""
     template = _environment().from_string(_resource("page.html"))
-    html = template.render(
+    return template.render(
         title=_title(methods),
         sections=sections,
-        styles=Markup(_styles()),  # noqa: S704  # our own file
-        script=Markup(_resource("page.js")),  # noqa: S704
-        mark=Markup(MARK),  # noqa: S704
+        styles=Markup(_styles()),  # our own file
+        script=Markup(_resource("page.js")),
+        mark=Markup(MARK),
         refresh=refresh,
         made=time.strftime("%Y-%m-%d %H:%M %Z"),
         version=__version__,
         WIDE=WIDE,
         NARROW=NARROW,
     )
-    return Page(html, sections)
 
 
 def _sections(records: Sequence[MethodRecords]) -> list[Section]:

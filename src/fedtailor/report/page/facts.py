@@ -73,7 +73,9 @@ def events_section(records: Sequence[MethodRecords]) -> Section:
         name="events",
         title="Events",
         tables=[
-            NamedTable(name="event-counts", title="Number of events", table=Table(["method", "event", "number"], summary)),
+            NamedTable(
+                name="event-counts", title="Number of events", table=Table(["method", "event", "number"], summary)
+            ),
             NamedTable(name="events", title=title, table=Table(columns, listed), is_open=False),
         ],
     )
@@ -136,10 +138,10 @@ def what_leaves_section(records: Sequence[MethodRecords]) -> Section:
 
 
 def render_markdown(text: str) -> Markup:
-    """Return a text in Markdown as HTML. HTML in it is shown as text; links and pictures are shown as they are written.
+    r"""Return a text in Markdown as HTML. HTML in it, links and pictures are shown as they are written.
 
     >>> render_markdown("*a* <b> [c](http://d)")
-    Markup('<p><em>a</em> &lt;b&gt; [c](http://d)</p>\\n')
+    Markup('<p><em>a</em> &lt;b&gt; [c](http://d)</p>\n')
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["link", "image", "autolink"])
     parser.disable("reference")
@@ -147,7 +149,7 @@ def render_markdown(text: str) -> Markup:
     for token in tokens:
         _lower(token)
     html: str = parser.renderer.render(tokens, parser.options, {})
-    return Markup(html)  # noqa: S704  # the parser has escaped it
+    return Markup(html)  # the parser has escaped it
 
 
 def _lower(token: Token) -> None:
@@ -167,7 +169,9 @@ def _settings(name: str, found: Mapping[str, Mapping[str, str]]) -> list[NamedTa
             [key, *(settings.get(key, "") for settings in found.values())] for key in keys if key not in shared
         ]
         table = Table(["setting", *found], rows)
-        tables.append(NamedTable(name=f"{name}-differences", title=f"{name.capitalize()}: where the methods differ", table=table))
+        tables.append(
+            NamedTable(name=f"{name}-differences", title=f"{name.capitalize()}: where the methods differ", table=table)
+        )
     title = f"{name.capitalize()}: {'the same for all' if len(found) > 1 else 'everything'}"
     common: list[list[Cell]] = [[key, first[key]] for key in shared]
     table = Table(["setting", "value"], common)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,9 @@ from fedtailor.report.methods import Method, read_methods
 from fedtailor.report.page.build import Page, build_page
 
 EVERY = 3.0
-"""Seconds between two looks at the records."""
+"""Least seconds between two looks at the records."""
+_PAUSE = 9.0
+"""Times as long as a look took, before the next one: the run needs the processor more."""
 REFRESH = 5
 """Seconds after which a page loads itself again while its runs go on."""
 
@@ -38,6 +41,7 @@ def follow(paths: Sequence[str | Path], write: Callable[[Page], None]) -> Page:
     before: Growth = ()
     with _stopped_by_ctrl_c() as stopped:
         while True:
+            began = time.monotonic()
             methods = read_methods(paths)
             goes_on = is_running(methods) and not stopped.is_set()
             growth = _growth(methods)
@@ -47,7 +51,7 @@ def follow(paths: Sequence[str | Path], write: Callable[[Page], None]) -> Page:
                 before = growth
             if not goes_on:
                 return page
-            stopped.wait(EVERY)
+            stopped.wait(max(EVERY, _PAUSE * (time.monotonic() - began)))
 
 
 def is_running(methods: Sequence[Method]) -> bool:
