@@ -97,5 +97,5 @@ def test_class_means_of_one_client_and_class_can_be_drawn():
     [(np.ones((2, 3)), np.ones((2, 3))), (np.ones((2, 3, 4)), np.ones((3, 2))), (np.ones((1, 1, 2)), np.zeros((1, 1)))],
 )
 def test_class_means_of_other_shapes_are_refused(means, counts):
-    with pytest.raises(ValueError, match="means must be|no mean"):
+    with pytest.raises(ValueError, match=r"means must be|no mean"):
         class_means_figure(means, counts)

@@ -28,8 +28,6 @@ class Method:
     """The run folder."""
     runs: Mapping[int, Run]
     """The runs by seed, finished or not."""
-    state: str = "finished"
-    """The state of the run folder: running, finished, failed or interrupted."""
 
     @property
     def finished(self) -> dict[int, Run]:
@@ -57,13 +55,11 @@ def read_methods(paths: Sequence[str | Path]) -> list[Method]:
         DataError: a folder is neither, or a file is damaged.
     """
     folders = [folder for path in paths for folder in _run_folders(Path(path))]
-    read = {folder: read_run(folder) for folder in folders}
-    runs = {folder: _runs(run) for folder, run in read.items()}
+    runs = {folder: _runs(read_run(folder)) for folder in folders}
     configs = [next(iter(own.values())).config for own in runs.values()]
     labels = label_methods(configs)
     return [
-        Method(label=label, path=folder, runs=own, state=str(read[folder].status["state"]))
-        for label, (folder, own) in zip(labels, runs.items(), strict=True)
+        Method(label=label, path=folder, runs=own) for label, (folder, own) in zip(labels, runs.items(), strict=True)
     ]
 
 

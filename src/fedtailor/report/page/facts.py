@@ -15,6 +15,7 @@ from fedtailor.core.errors import DataError
 from fedtailor.core.options import show
 from fedtailor.core.reading import read_file
 from fedtailor.experiment.records import Run
+from fedtailor.report.figures.drawing import clean
 from fedtailor.report.figures.figure import Cell, Table
 from fedtailor.report.figures.records import MethodRecords, number
 from fedtailor.report.page.section import Document, NamedTable, Section
@@ -145,7 +146,7 @@ def render_markdown(text: str) -> Markup:
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["link", "image", "autolink"])
     parser.disable("reference")
-    tokens = parser.parse(text)
+    tokens = parser.parse("\n".join(map(clean, text.splitlines())))
     for token in tokens:
         _lower(token)
     html: str = parser.renderer.render(tokens, parser.options, {})
