@@ -13,6 +13,7 @@ import torch
 from fedtailor import Algorithm, check_algorithm
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavg_ft import FedAvgFT
+from fedtailor.algorithms.fedprox import FedProx
 from fedtailor.core.errors import ConfigError
 from mutants import MUTANTS, Changed, Item, NoSteps, OtherLoss, indexing_loss
 from test_documentation import ROOT, blocks, own_algorithm
@@ -170,6 +171,26 @@ def test_declarations_are_checked():
         adaptation = ""
 
     assert "adaptation must be a list of what personalize does" in check_algorithm(Silent)[0]
+
+
+def test_what_options_matter_for_is_checked():
+    @dataclass(frozen=True, kw_only=True)
+    class Wrong(FedProx):
+        only_for_training = frozenset()
+        only_for_personalization = frozenset({"penalty"})
+
+    @dataclass(frozen=True, kw_only=True)
+    class AlsoWrong(FedAvgFT):
+        only_for_training = frozenset({"finetune_epochs"})
+        only_for_personalization = frozenset()
+
+    @dataclass(frozen=True, kw_only=True)
+    class Unknown(FedAvg):
+        only_for_training = frozenset({"penalties"})
+
+    assert "only_for_personalization names 'penalty', but with another value" in check_algorithm(Wrong)[0]
+    assert "only_for_training names 'finetune_epochs', but with another value" in check_algorithm(AlsoWrong)[0]
+    assert "Unknown has no option 'penalties'" in check_algorithm(Unknown)[0]
 
 
 def test_no_algorithm_is_an_error():

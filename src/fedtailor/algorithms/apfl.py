@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -126,6 +126,8 @@ def personal_model(state: ClientState, shared: Params) -> Params:
 @dataclass(frozen=True, kw_only=True)
 class APFL(Algorithm[ModelState, ClientState, Params]):
     """Mixtures of clients' own models and the global one."""
+
+    only_for_training: ClassVar[frozenset[str]] = frozenset({"adaptive"})
 
     onboarding = (RoundOfTraining(),)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fedtailor.toolkit import (
     Adaptation,
@@ -38,6 +38,9 @@ from fedtailor.toolkit import (
 @dataclass(frozen=True, kw_only=True)
 class FedAvgFT(Algorithm[ModelState, tuple[()], FineTuned]):
     """Federated averaging with local fine-tuning at the end."""
+
+    trains_as: ClassVar[str] = "fedavg"
+    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"finetune", "finetune_epochs"})
 
     finetune: Layers = "all"
     """Layers that are tuned."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from fedtailor.toolkit import (
     BODY,
@@ -62,6 +62,8 @@ class Broadcast(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class FedBABU(Algorithm[ServerState, Params, FineTuned]):
     """A body trained under a fixed random head, tuned at the end."""
+
+    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"finetune", "finetune_epochs"})
 
     finetune: Layers = "head"
     """Layers that are tuned."""

@@ -89,6 +89,7 @@ class FedDyn(OneGlobalModel, Algorithm[ServerState, ClientState, Params]):
     """Federated learning with dynamic regularization."""
 
     requires_upload: ClassVar[bool] = True
+    only_for_training: ClassVar[frozenset[str]] = frozenset({"alpha"})
 
     alpha: Annotated[float, Range(gt=0)] = 0.01
     """Weight of the squared distance from the received model, halved."""

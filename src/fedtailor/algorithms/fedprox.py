@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fedtailor.toolkit import (
     TRAINED,
@@ -43,6 +43,8 @@ from fedtailor.toolkit import (
 @dataclass(frozen=True, kw_only=True)
 class FedProx(OneGlobalModel, Algorithm[ModelState, tuple[()], Params]):
     """Federated averaging with a proximal term."""
+
+    only_for_training: ClassVar[frozenset[str]] = frozenset({"penalty"})
 
     penalty: Annotated[float, Range(ge=0)] = 0.1
     """Weight of the squared distance from the received model (mu), halved."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -118,6 +118,8 @@ def personal_head_loss(task: Task, head: Params, model: Params, batch: Batch, ke
 @dataclass(frozen=True, kw_only=True)
 class FedRoD(Algorithm[ServerState, Params, Personal]):
     """Robust decoupling of a generic and a personal head."""
+
+    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"onboard_epochs"})
 
     variant: Literal["linear", "hyper"] = "linear"
     """Whether clients keep personal heads, or a shared network makes them of a client's class frequencies."""

@@ -107,6 +107,8 @@ class FedSR(Algorithm[ServerState, tuple[()], FineTuned]):
     """Federated averaging of simple representations, with optional tuning of the head."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {}, "paper": {"squared_norm": True}}
+    only_for_training: ClassVar[frozenset[str]] = frozenset({"l2_weight", "cmi_weight", "squared_norm", "samples"})
+    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"finetune_epochs"})
 
     latent_dim: Annotated[int, Range(ge=1)] = 512
     """Features of the Gaussian layer (V)."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ from fedtailor.toolkit import (
     classification_loss,
     forward,
     predict_features,
+    predict_logits,
     train,
 )
 
@@ -103,6 +104,9 @@ def right_by_mixing(
 class KNNPer(Algorithm[ModelState, tuple[()], Personal]):
     """Federated averaging, personalized by nearest neighbors."""
 
+    trains_as: ClassVar[str] = "fedavg"
+    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"neighbors", "kernel_scale", "mixing"})
+
     neighbors: Annotated[int, Range(ge=1)] = 10
     """Neighbors of a prediction (k)."""
     kernel_scale: Annotated[float, Range(gt=0)] = 1.0
@@ -151,9 +155,11 @@ class KNNPer(Algorithm[ModelState, tuple[()], Personal]):
         return personal._replace(mixing=torch.where(table.size() > 0, mixing, 0.0))
 
     def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
-        """Return the logarithms of the mixed probabilities."""
-        z = predict_features(task, personal.model, x)
+        """Return the logarithms of the mixed probabilities; the logits of a model that remembers nothing."""
         memory: Memory = personal.memory.value
+        if len(memory.labels) == 0:
+            return predict_logits(task, personal.model, x)
+        z = predict_features(task, personal.model, x)
         near = neighbor_probabilities(memory, z, task.num_classes, self.neighbors, self.kernel_scale)
         mixture = torch.lerp(task.model.head(personal.model, z).softmax(1), near, personal.mixing)
         return mixture.clamp(min=torch.finfo(mixture.dtype).tiny).log()

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, ClassVar, NamedTuple, TypeVar
 
 from fedtailor.toolkit import (
     ALL,
@@ -80,6 +80,8 @@ def layer_numbers(task: Task) -> dict[str, int]:
 @dataclass(frozen=True, kw_only=True)
 class LGFedAvg(Algorithm[ServerState, Params, FineTuned]):
     """Upper layers are averaged, lower ones are personal."""
+
+    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"finetune_epochs", "onboard_epochs"})
 
     shared_layers: Annotated[int, Range(ge=1)] = 1
     """Layers that are shared, from the top: 1 is the head alone. A normalization goes with the layer before it."""

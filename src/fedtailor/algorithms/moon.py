@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -80,6 +80,8 @@ def contrastive_loss(
 @dataclass(frozen=True, kw_only=True)
 class Moon(OneGlobalModel, Algorithm[ModelState, ClientState, Params]):
     """Model-contrastive federated learning: one global model."""
+
+    only_for_training: ClassVar[frozenset[str]] = frozenset({"penalty", "temperature"})
 
     penalty: Annotated[float, Range(ge=0)] = 1.0
     """Weight of the contrast (mu)."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,6 +105,8 @@ def alternate(task: Task, old: Learner, count: Tensor, batch: Batch, key: Key, *
 @dataclass(frozen=True, kw_only=True)
 class PFedBayes(Algorithm[ServerState, ClientState, Params]):
     """Personalization by variational inference around a global Gaussian over the weights."""
+
+    only_for_training: ClassVar[frozenset[str]] = frozenset({"initial_scale", "global_lr", "mixing"})
 
     penalty: Annotated[float, Range(ge=0)] = 10.0
     """Weight of the divergence of a client's Gaussian from the global one (zeta)."""

@@ -155,6 +155,8 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {}, "paper": {}}
     trains: ClassVar[Literal["cohort", "all"]] = "all"
+    only_for_training: ClassVar[frozenset[str]] = frozenset({"confidence"})
+    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"onboard_rounds", "onboard_body"})
 
     head_steps: Annotated[int, Range(ge=0)] = 10
     """Full-batch steps on the posterior of the head per round (R)."""

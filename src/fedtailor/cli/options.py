@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedtailor.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from fedtailor.experiment.config import Config
 
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object to stdout, errors included.")]
 Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")]
@@ -52,6 +55,26 @@ def whole_number(option: str, *, at_least: int | None = None) -> Callable[[str],
     return read
 
 
+Split = Annotated[
+    str, typer.Option(metavar="PATH", help="Split of an earlier run, or one that fedtailor data partition wrote.")
+]
+ModelName = Annotated[
+    str, typer.Option(metavar="NAME", help="Model (see: fedtailor list models), or package.module:function.")
+]
+Rounds = Annotated[
+    int | None, typer.Option(parser=whole_number("--rounds"), metavar="NUMBER", help="Number of rounds.")
+]
+ParticipationText = Annotated[
+    str, typer.Option(metavar="TEXT", help="Clients per round: all, 0.3, fixed(10) or bernoulli(0.3).")
+]
+Seeds = Annotated[str | None, typer.Option(metavar="NUMBERS", help="Several seeds, such as 0,1,2: one run for each.")]
+EngineName = Annotated[
+    str, typer.Option(metavar="NAME", help="Engine that runs the clients (see: fedtailor list engines).")
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any option, such as training.lr=0.05. May be repeated."),
+]
 Clients = Annotated[
     int | None, typer.Option(parser=whole_number("--clients"), metavar="NUMBER", help="Number of clients.")
 ]
@@ -73,6 +96,56 @@ def read_assignments(texts: Sequence[str] | None) -> list[tuple[str, Any]]:
             raise UsageError(f"--set gives '{key}' twice; give it once.", key=key)
         seen.add(key)
     return pairs
+
+
+def read_config(path: str, named: Mapping[str, Any], assignments: Sequence[str] | None) -> Config:
+    """Build a configuration from a file, named options and assignments; later ones win.
+
+    Args:
+        path: of the file; empty: none.
+        named: values by key, as the user wrote them; None and empty texts are left out.
+        assignments: the values of ``--set``.
+
+    Raises:
+        ConfigError: a value is wrong, or the file is.
+        UsageError: options contradict each other.
+    """
+    from fedtailor.experiment.config import load_config, make_config, parse_value
+
+    refuse_two_data_sets(named["data.dataset"], named["data.path"])
+    overrides: list[tuple[str, Any]] = []
+    for key, value in named.items():
+        if key == "seeds" and value is not None:
+            overrides.append((key, read_seeds(value)))
+        elif key == "federation.participation" and value:
+            overrides.append((key, parse_value(value)))
+        elif value is not None and value != "":
+            overrides.append((key, value))
+    overrides += read_assignments(assignments)
+    if {"seed", "seeds"} <= {key for key, _ in overrides}:
+        raise UsageError("give --seed or --seeds, not both.", key="seeds")
+    settings = load_config(path, overrides) if path else make_config({}, overrides)
+    if settings.data.path:
+        from fedtailor.data.own.layout import refuse_missing
+
+        refuse_missing(settings.data.path)
+    return settings
+
+
+def read_seeds(text: str) -> list[int]:
+    """Read the value of ``--seeds``.
+
+    Raises:
+        UsageError: it is not a list of different whole numbers.
+    """
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        seeds = []
+    if not seeds or len(set(seeds)) < len(seeds):
+        allowed = "different whole numbers, such as 0,1,2"
+        raise UsageError(f"--seeds must be {allowed}, got '{text}'.", key="--seeds", allowed=allowed, got=text)
+    return seeds
 
 
 def refuse_two_data_sets(dataset: str, data: str) -> None:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedtailor.cli.options import (
+    Assignments,
     Clients,
     DataDir,
     DatasetName,
     Debug,
+    EngineName,
     Json,
+    ModelName,
     Out,
     OwnData,
+    ParticipationText,
     PartitionText,
-    read_assignments,
-    refuse_two_data_sets,
+    Rounds,
+    Seeds,
+    Split,
+    read_config,
     whole_number,
 )
 from fedtailor.cli.shell import guarded, print_json
-from fedtailor.core.errors import UsageError
 
 if TYPE_CHECKING:
     from fedtailor.experiment.config import Config
@@ -44,28 +48,16 @@ def run_(
     data: OwnData = "",
     data_dir: DataDir = "",
     partition: PartitionText = "",
-    split: Annotated[
-        str, typer.Option(metavar="PATH", help="Split of an earlier run, or one that fedtailor data partition wrote.")
-    ] = "",
-    model: Annotated[
-        str, typer.Option(metavar="NAME", help="Model (see: fedtailor list models), or package.module:function.")
-    ] = "",
+    split: Split = "",
+    model: ModelName = "",
     clients: Clients = None,
-    rounds: Annotated[
-        int | None, typer.Option(parser=whole_number("--rounds"), metavar="NUMBER", help="Number of rounds.")
-    ] = None,
-    participation: Annotated[
-        str, typer.Option(metavar="TEXT", help="Clients per round: all, 0.3, fixed(10) or bernoulli(0.3).")
-    ] = "",
+    rounds: Rounds = None,
+    participation: ParticipationText = "",
     seed: Annotated[
         int | None, typer.Option(parser=whole_number("--seed"), metavar="NUMBER", help="Random seed of the run.")
     ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(metavar="NUMBERS", help="Several seeds, such as 0,1,2: one run for each.")
-    ] = None,
-    engine: Annotated[
-        str, typer.Option(metavar="NAME", help="Engine that runs the clients (see: fedtailor list engines).")
-    ] = "",
+    seeds: Seeds = None,
+    engine: EngineName = "",
     checkpoint_every: Annotated[
         int | None,
         typer.Option(
@@ -74,10 +66,7 @@ def run_(
             help="Rounds between checkpoints (default: 1; 0: none).",
         ),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any option, such as training.lr=0.05. May be repeated."),
-    ] = None,
+    set_: Assignments = None,
     out: Out = "",
     dry_run: Annotated[
         bool,
@@ -106,7 +95,7 @@ def run_(
         "engine.name": engine,
         "checkpoint.every": checkpoint_every,
     }
-    settings = _read_config(config, named, set_ or [])  # before torch is imported: a mistake is reported at once
+    settings = read_config(config, named, set_)  # before torch is imported: a mistake is reported at once
 
     if dry_run:
         _estimate(settings, as_json=json)
@@ -137,43 +126,3 @@ def _estimate(settings: Config, *, as_json: bool) -> None:
         print_json(found)
     else:
         show_estimate(found)
-
-
-def _read_config(path: str, named: dict[str, Any], assignments: Sequence[str]) -> Config:
-    """Build the configuration from a file, the named options and the assignments; later ones win."""
-    from fedtailor.experiment.config import load_config, make_config, parse_value
-
-    refuse_two_data_sets(named["data.dataset"], named["data.path"])
-    overrides: list[tuple[str, Any]] = []
-    for key, value in named.items():
-        if key == "seeds" and value is not None:
-            overrides.append((key, _read_seeds(value)))
-        elif key == "federation.participation" and value:
-            overrides.append((key, parse_value(value)))
-        elif value is not None and value != "":
-            overrides.append((key, value))
-    overrides += read_assignments(assignments)
-    if {"seed", "seeds"} <= {key for key, _ in overrides}:
-        raise UsageError("give --seed or --seeds, not both.", key="seeds")
-    settings = load_config(path, overrides) if path else make_config({}, overrides)
-    if settings.data.path:
-        from fedtailor.data.own.layout import refuse_missing
-
-        refuse_missing(settings.data.path)
-    return settings
-
-
-def _read_seeds(text: str) -> list[int]:
-    """Read the value of ``--seeds``.
-
-    Raises:
-        UsageError: it is not a list of different whole numbers.
-    """
-    try:
-        seeds = [int(part) for part in text.split(",")]
-    except ValueError:
-        seeds = []
-    if not seeds or len(set(seeds)) < len(seeds):
-        allowed = "different whole numbers, such as 0,1,2"
-        raise UsageError(f"--seeds must be {allowed}, got '{text}'.", key="--seeds", allowed=allowed, got=text)
-    return seeds

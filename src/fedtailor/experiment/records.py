@@ -66,6 +66,8 @@ _LAST_MADE = "experiment.toml"
 """The file that makes a folder a run folder."""
 _MADE_FIRST = frozenset({_RESERVE, "status.json", "provenance.json"})
 """What a folder holds before that."""
+COMPARISON_FILE = "comparison.json"
+"""In the folder of several runs: names the folders of the runs."""
 _LARGEST_MODEL = 2**33
 _MOST_CLIENTS = 10
 """Names of clients in a message."""
@@ -660,6 +662,16 @@ def _read_one(path: Path) -> Run:
         result=result,
         seeds={},
     )
+
+
+def is_running(path: Path) -> bool:
+    """Return whether a process is running the run in a folder.
+
+    Raises:
+        DataError: its status cannot be read.
+    """
+    status = _read_status(path)
+    return status["state"] == "running" and lives(status.get("process"))
 
 
 def _true_status(path: Path, result: Record | None, rounds: int | None) -> dict[str, Any]:

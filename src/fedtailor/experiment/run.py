@@ -6,12 +6,12 @@ import dataclasses
 import itertools
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import safe_name
-from fedtailor.core.errors import ConfigError, all_done
+from fedtailor.core.errors import ConfigError, DataError, all_done
 from fedtailor.core.options import show
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.data.build import split_record
@@ -30,16 +30,27 @@ from fedtailor.experiment.resume import (
     refuse_other_data,
     with_first_choices,
 )
+from fedtailor.experiment.reuse import (
+    CHECKPOINTS,
+    LastRound,
+    Taken,
+    find_training,
+    from_notes,
+    is_taken,
+    take_over,
+    to_notes,
+    training_digest,
+    with_own_models,
+)
 from fedtailor.experiment.what_leaves import FILE_NAME, page_of_parts, to_markdown
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
+from fedtailor.simulation.clients import Storage
 from fedtailor.simulation.engines.store import IN_MEMORY, Store
 from fedtailor.simulation.report import RoundReport, RunState
-from fedtailor.simulation.rounds import simulate
+from fedtailor.simulation.rounds import personalize_after, simulate
 
 _STATE = "state"
 """Folder in a run folder for personal models that do not fit into memory before they are written."""
-_CHECKPOINTS = "checkpoints"
-"""Folder in a run folder for checkpoints, and for what clients keep from round to round."""
 _KEPT = ("states", "per_client")
 """What clients keep from round to round."""
 _REMEMBERED = ("best_states", "best_per_client")
@@ -48,7 +59,11 @@ _FINISHED = "'{path}' holds this run, and it has finished."
 
 
 def run(
-    config: Config | None = None, *, out: str | Path | None = None, progress: Progress | None = None
+    config: Config | None = None,
+    *,
+    out: str | Path | None = None,
+    reuse: Iterable[str | Path] = (),
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Run an experiment, once per seed, and return its result: what ``fedtailor run --json`` prints.
 
@@ -58,6 +73,8 @@ def run(
     Args:
         config: the experiment; default: pFedFDA on the embedded digits.
         out: the run folder; default: ``runs/ALGORITHM-DATASET-TIME``.
+        reuse: folders of runs whose training this run may begin with, if nothing that decides training is different;
+            the result is the same, bit for bit.
         progress: is told about every round; default: nothing is shown.
 
     Raises:
@@ -85,8 +102,9 @@ def run(
     else:
         refuse_other_configuration(resolved, begun, path)
     with exclusive(path):
+        reusable = [Path(each) for each in reuse]
         if not several:
-            return run_seed(parts, path, progress)
+            return run_seed(parts, path, progress, reusable)
         same_engine = dataclasses.replace(config, engine=parts.config.engine)  # every seed runs on that of the first
         reason = parts.choice.reason
         folder = RunFolder(path, several_seeds=True)
@@ -102,7 +120,7 @@ def run(
                 if seed != config.seeds[0]:
                     parts = assemble(same_engine, seed, dataset=parts.divided.division.dataset, progress=progress)
                     parts = parts._replace(choice=parts.choice._replace(reason=reason))
-                run_seed(parts, path / f"seed-{seed}", progress)
+                run_seed(parts, path / f"seed-{seed}", progress, reusable)
             results = [RunFolder(path / f"seed-{seed}").result() or {} for seed in config.seeds]
             result = {**summary.average(results), "run": str(path), "seeds": list(config.seeds)}
             folder.finish(result)
@@ -149,10 +167,18 @@ class _Beginning(NamedTuple):
     """The result of the run, if only its folder was not finished."""
     absences: Sequence[Mapping[str, Any]] = ()
     """Events of rounds that run again, because they came after the last checkpoint."""
+    reused: Taken | None = None
+    """What was taken over from another run."""
 
 
-def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, Any]:
+def run_seed(parts: PreparedRun, path: Path, progress: Progress, reuse: Iterable[Path] = ()) -> dict[str, Any]:
     """Run one seed, or what is left of it; write each round as it ends and the models after the last one.
+
+    Args:
+        parts: the run.
+        path: its folder.
+        progress: is told about every round.
+        reuse: folders of runs whose training may be used.
 
     Returns:
         The result.
@@ -172,11 +198,11 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, An
     shutil.rmtree(path / _STATE, ignore_errors=True)
     modules = readable_modules(parts.algorithm)
     names = (*_KEPT, *_REMEMBERED) if config.schedule.select == "best" else _KEPT
-    kept = {name: Store(path / _CHECKPOINTS, name, modules=modules, in_memory=IN_MEMORY // 3) for name in names}
+    kept = {name: Store(path / CHECKPOINTS, name, modules=modules, in_memory=IN_MEMORY // 3) for name in names}
     temporary = {
         name: Store(path / _STATE, name, modules=modules, in_memory=IN_MEMORY // 3) for name in ("trained", "personal")
     }
-    checkpoints = Checkpoints(path / _CHECKPOINTS, kept, modules=modules)
+    checkpoints = Checkpoints(path / CHECKPOINTS, kept, modules=modules)
     closing = (
         progress.end,
         *(store.close for store in temporary.values()),
@@ -185,17 +211,21 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, An
     )
     with folder:
         with all_done(closing):
-            beginning = _begin(parts, folder, checkpoints, progress)
+            beginning = _begin(parts, folder, checkpoints, progress, reuse)
             totals = beginning.totals
+            reused = beginning.reused
             result = beginning.result
-            if result is None:
+            storage = {**kept, **temporary}.__getitem__
+            if result is None and reused is not None and reused.last is not None:
+                report = _personalize_reused(parts, folder, progress, storage, beginning.state, reused.last, totals)
+            elif result is None:
                 for report in simulate(
                     parts.algorithm,
                     parts.federation,
                     parts.engine,
                     config.schedule,
                     seed=config.seeds[0],
-                    storage={**kept, **temporary}.__getitem__,
+                    storage=storage,
                     resume=beginning.state,
                     events=beginning.absences,
                 ):
@@ -204,15 +234,20 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress) -> dict[str, An
                     totals.add_events(report.events)
                     seconds = beginning.seconds + time.perf_counter() - start
                     if _checkpoint_is_due(config, report):
-                        checkpoints.save(report.state, {"records": folder.bookmark(), "seconds": seconds})
+                        checkpoints.save(report.state, _notes(folder, seconds, reused))
+            if result is None:
                 final = report.final or report
                 folder.write_models(personal_models(parts, final))
                 _say_which_round(parts, folder, progress, report)
                 _say_who_never_trained(parts, folder, progress, report)
                 result = _result(parts, folder, report, totals)
+                if reused is not None:
+                    result["reused"] = {"run": reused.path, "rounds": reused.rounds}
+                    if reused.last is not None and reused.last.local:
+                        result["metrics"] = {"local": reused.last.local, **result["metrics"]}
                 result["seconds"]["total"] = beginning.seconds + time.perf_counter() - start
                 if config.checkpoint.every > 0:
-                    notes = {"records": folder.bookmark(), "seconds": result["seconds"]["total"], "result": result}
+                    notes = {**_notes(folder, result["seconds"]["total"], reused), "result": result}
                     checkpoints.save(report.state, notes)
             checkpoints.keep(1 if config.checkpoint.every > 0 else 0)
         result["run"] = str(path)
@@ -226,7 +261,49 @@ def _checkpoint_is_due(config: Config, report: RoundReport) -> bool:
     return every > 0 and report.round % every == 0 and not report.is_last
 
 
-def _begin(parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, progress: Progress) -> _Beginning:
+def _notes(folder: RunFolder, seconds: float, reused: Taken | None) -> dict[str, Any]:
+    """Return the notes of a checkpoint: what the records held then, the seconds so far, and what was taken over."""
+    notes: dict[str, Any] = {"records": folder.bookmark(), "seconds": seconds}
+    if reused is not None:
+        notes["reused"] = to_notes(reused)
+    return notes
+
+
+def _personalize_reused(
+    parts: PreparedRun,
+    folder: RunFolder,
+    progress: Progress,
+    storage: Storage,
+    state: RunState | None,
+    last: LastRound,
+    totals: summary.Totals,
+) -> RoundReport:
+    """Make and test the models of a training that was taken over, and write the last round."""
+    assert state is not None, "a training that is complete has a state"
+    report = personalize_after(
+        parts.algorithm,
+        parts.federation,
+        parts.engine,
+        parts.config.schedule,
+        seed=parts.config.seeds[0],
+        storage=storage,
+        state=state,
+    )
+    own_record = summary.round_record(report, parts.federation)
+    own_clients = summary.client_records(report, parts.federation)
+    record, clients = with_own_models(last, own_record, own_clients)
+    folder.add_round(record, clients=clients, events=[*last.events, *report.events])
+    for sentence in summary.event_sentences(report):
+        progress.note(sentence)
+    progress.round(record)
+    totals.add_round(record)
+    totals.add_events([*last.events, *report.events])
+    return report
+
+
+def _begin(
+    parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, progress: Progress, reuse: Iterable[Path]
+) -> _Beginning:
     """Go back to the last checkpoint, or make a new beginning; write and show what is known before the first round."""
     now = {"versions": versions(), "machine": machine(), **_inputs(parts)}
     software = changed_software(folder.provenance(), now)
@@ -242,6 +319,12 @@ def _begin(parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, prog
         folder.write_split({**split_record(parts.divided.division, parts.divided.conditions)})
         folder.write_page(FILE_NAME, to_markdown(page_of_parts(parts)))
         notes += parts.notes
+        found = None if done or absences else _take_over(parts, folder, checkpoints, reuse)
+        if found is not None:
+            beginning = found
+            assert found.reused is not None
+            done = found.reused.rounds
+            notes.append(f"rounds 1 to {done} are those of '{found.reused.path}', which has trained the same.")
     else:
         recorded = folder.count_rounds()
         folder.rewind(restored.notes["records"])
@@ -250,16 +333,13 @@ def _begin(parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, prog
             notes.append(f"rounds {done + 1} to {recorded} are run again: no later checkpoint can be used.")
         if software:
             notes.append(f"the last bits of results can differ from those of one process: {software}.")
-        totals = summary.Totals()
-        for record in folder.rounds():
-            totals.add_round(record)
-        totals.add_events(folder.events())
         beginning = _Beginning(
             state=restored.state,
-            totals=totals,
+            totals=_totals(folder),
             seconds=float(restored.notes["seconds"]),
             result=restored.notes.get("result"),
             absences=absences,
+            reused=from_notes(restored.notes),
         )
     write_input_specification(folder.path, parts.inputs)
     where = {"round": done} if done else {}
@@ -273,6 +353,35 @@ def _begin(parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, prog
     return beginning
 
 
+def _totals(folder: RunFolder) -> summary.Totals:
+    """Return the sums over the rounds that were written."""
+    totals = summary.Totals()
+    for record in folder.rounds():
+        totals.add_round(record)
+    totals.add_events(folder.events())
+    return totals
+
+
+def _take_over(
+    parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, reuse: Iterable[Path]
+) -> _Beginning | None:
+    """Begin with the training of another run; None if there is none that can be used."""
+    paths = list(reuse)
+    if not paths:
+        return None
+    for training in find_training(parts, training_digest(parts), paths):
+        try:
+            found = take_over(training, parts, folder, checkpoints)
+        except DataError:  # the other run is damaged
+            folder.clear()
+            found = None
+        if found is not None:
+            state, taken = found
+            checkpoints.save(state, _notes(folder, taken.seconds, taken))
+            return _Beginning(state, _totals(folder), seconds=taken.seconds, reused=taken)
+    return None
+
+
 def _objection(notes: Mapping[str, Any], folder: RunFolder) -> str:
     """Return why a checkpoint with these notes cannot be used, or an empty string.
 
@@ -281,7 +390,7 @@ def _objection(notes: Mapping[str, Any], folder: RunFolder) -> str:
     """
     seconds = notes.get("seconds")
     result = notes.get("result", {})
-    if not isinstance(seconds, int | float) or not isinstance(result, dict):
+    if not isinstance(seconds, int | float) or not isinstance(result, dict) or not is_taken(notes):
         return "its notes are not those of a run."
     return folder.objection(notes.get("records"))
 
@@ -352,7 +461,8 @@ def _say_who_never_trained(parts: PreparedRun, folder: RunFolder, progress: Prog
 def _provenance(parts: PreparedRun) -> dict[str, Any]:
     """Return where the result comes from."""
     where = {"engine": parts.engine.name, "engine_choice": parts.choice.reason, "device": "cpu"}
-    return {**describe(), **_inputs(parts), "notes": parts.notes, **where}
+    training = {"training_sha256": training_digest(parts)}
+    return {**describe(), **_inputs(parts), **training, "notes": parts.notes, **where}
 
 
 def _inputs(parts: PreparedRun) -> dict[str, Any]:

@@ -80,6 +80,43 @@ def simulate(
     return federate(algorithm, federation.roster, clients, schedule, seed=seed, resume=resume, events=events)
 
 
+def personalize_after(
+    algorithm: Algorithm[Any, Any, Any],
+    federation: Federation,
+    engine: Engine,
+    schedule: Schedule,
+    *,
+    seed: int,
+    storage: Storage,
+    state: RunState,
+) -> RoundReport:
+    """Make and test the models of a training that is complete, as the last round of :func:`simulate` does.
+
+    Args:
+        algorithm: personalizes; it may be another method than the one that trained, see ``Algorithm.trains_as``.
+        federation: data and clients.
+        engine: runs the clients' programs.
+        schedule: that of the training.
+        seed: of the training.
+        storage: gives what the clients had after the last round.
+        state: after the last round.
+
+    Returns:
+        A report of the last round that holds nothing but evaluations, models, gradient steps and events of this.
+
+    Raises:
+        RunError: every client fails.
+    """
+    clients = LocalClients(algorithm, federation, engine, seed=seed, storage=storage)
+    report = RoundReport(state.round, [], state, is_last=True)
+    with one_thread():
+        start = time.perf_counter()
+        server = _Server(algorithm, federation.roster, schedule, seed, state)
+        server.evaluate_final(report, clients)
+        report.seconds["evaluate"] = time.perf_counter() - start
+    return report
+
+
 def federate(
     algorithm: Algorithm[Any, Any, Any],
     roster: Roster,
@@ -440,6 +477,11 @@ class _Server:
         if keep:
             report.personal = clients.personal
 
+    def evaluate_final(self, report: RoundReport, clients: Clients) -> None:
+        """Make and test the models that the run gives."""
+        self._evaluate_global(report, clients, rank=True)
+        self._evaluate_personalized(report, clients, keep=True, rank=True)
+
     def select(self, report: RoundReport) -> bool:
         """Compare the round with the best one so far; return whether the clients are to remember it."""
         schedule = self.schedule
@@ -483,8 +525,7 @@ class _Server:
                 participated=chosen.participated,
             )
         final = RoundReport(round, [], self.state, is_last=True)
-        self._evaluate_global(final, clients, rank=True)
-        self._evaluate_personalized(final, clients, keep=True, rank=True)
+        self.evaluate_final(final, clients)
         report.final = final
         report.personal = final.personal
         report.state = self.state

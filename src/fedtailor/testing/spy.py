@@ -102,10 +102,10 @@ def spied(algorithm: A) -> tuple[A, Observations]:
         "onboard": spy_on("onboard", keep_onboarded),
         "personalize": spy_on("personalize", keep_personal),
     }
-    return _with_methods(algorithm, methods), observed
+    return with_methods(algorithm, methods), observed
 
 
-def _with_methods(algorithm: A, methods: dict[str, Any]) -> A:
+def with_methods(algorithm: A, methods: dict[str, Any]) -> A:
     """Return a copy of an algorithm with some methods replaced."""
     cls = type(algorithm)
     twin = copy.copy(algorithm)

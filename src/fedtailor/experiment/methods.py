@@ -1,0 +1,54 @@
+"""Methods as a user writes them: an algorithm, and options in brackets, such as ``fedavg_ft(finetune=head)``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from fedtailor.core.errors import ConfigError
+from fedtailor.experiment.config import AlgorithmOptions, Config, parse_value
+
+_FORM = "an algorithm, or an algorithm with options in brackets, such as fedavg_ft(finetune=head)"
+
+
+def read_method(text: str) -> AlgorithmOptions:
+    """Read a method.
+
+    >>> read_method("ditto").name
+    'ditto'
+    >>> read_method("fedavg_ft(finetune=head, finetune_epochs=2)").options
+    {'finetune': 'head', 'finetune_epochs': 2}
+
+    Raises:
+        ConfigError: the text is not of this form, or there is no such algorithm.
+    """
+    name, bracket, inside = text.strip().partition("(")
+    if bracket and not inside.endswith(")"):
+        raise ConfigError(f"a method must be {_FORM}, got '{text}'.", key="algorithm", allowed=_FORM, got=text)
+    options: dict[str, Any] = {}
+    for part in inside.removesuffix(")").split(",") if inside.removesuffix(")").strip() else []:
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key and equals and value) or key in options:
+            raise ConfigError(
+                f"options of a method must be OPTION=VALUE, each once and with commas between them, got '{text}'.",
+                key="algorithm",
+                allowed=_FORM,
+                got=text,
+            )
+        options[key] = parse_value(value)
+    preset = {"preset": options.pop("preset")} if "preset" in options else {}
+    return AlgorithmOptions(name=name.strip(), options=options, **preset)
+
+
+def with_methods(config: Config, texts: Sequence[str]) -> list[Config]:
+    """Return the configuration once per method; all else is the same.
+
+    Raises:
+        ConfigError: a method is given twice, or cannot be read.
+    """
+    methods = [read_method(text) for text in texts]
+    for place, method in enumerate(methods):
+        if method in methods[:place]:
+            raise ConfigError(f"the method '{texts[place]}' is given twice.", key="algorithm", got=texts[place])
+    return [dataclasses.replace(config, algorithm=method) for method in methods]

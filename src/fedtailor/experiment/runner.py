@@ -1,0 +1,115 @@
+"""The runner of several experiments: one after another, each on all cores, each in its own folder.
+
+Comparisons, sweeps and the experiments of papers run through it. It resumes what was interrupted, passes over what has
+finished, and begins with the training of another run where that gives the same bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedtailor.core.atomic import safe_name, to_json, write_whole
+from fedtailor.core.errors import ConfigError, FedtailorError
+from fedtailor.core.reading import read_object
+from fedtailor.experiment.config import Config, to_toml
+from fedtailor.experiment.progress import Progress, Silence
+from fedtailor.experiment.records import COMPARISON_FILE, RunFolder, holds_run, refuse_existing
+from fedtailor.experiment.run import run
+
+RUNS = "runs"
+"""The folder of the run folders within it."""
+_LIST_VERSION = 1
+
+
+class Job(NamedTuple):
+    """An experiment to run."""
+
+    config: Config
+    folder: Path
+
+
+class Outcome(NamedTuple):
+    """What came of a job."""
+
+    job: Job
+    result: dict[str, Any] | None
+    """That of the run; None if it failed."""
+    error: FedtailorError | None = None
+    """Why it failed."""
+
+
+def run_jobs(jobs: Sequence[Job], progress: Progress | None = None) -> Iterator[Outcome]:
+    """Run experiments in their order, and yield what comes of each; one that fails does not stop the others.
+
+    Args:
+        jobs: folders that hold finished or interrupted runs of the same configuration are read or resumed. The training
+            of runs in the same folder is reused.
+        progress: is told about every round.
+    """
+    for job in jobs:
+        try:
+            result = run(job.config, out=job.folder, reuse=neighbours(job.folder), progress=progress or Silence())
+        except FedtailorError as error:
+            yield Outcome(job, None, error)
+        else:
+            yield Outcome(job, result)
+
+
+def neighbours(folder: Path) -> list[Path]:
+    """Return the other run folders beside a run folder, in the order of their names."""
+    if not folder.parent.is_dir():
+        return []
+    return sorted(path for path in folder.parent.iterdir() if path != folder and holds_run(path))
+
+
+def is_finished(job: Job) -> bool:
+    """Return whether the run of a job has a result for all its seeds."""
+    return holds_run(job.folder) and RunFolder(job.folder).result() is not None
+
+
+def make_jobs(configs: Sequence[Config], folder: Path) -> list[Job]:
+    """Return a job for every configuration, with a folder below ``folder`` that depends on the configuration only."""
+    return [Job(config, folder / RUNS / _folder_name(config)) for config in configs]
+
+
+def _folder_name(config: Config) -> str:
+    """Return the name of a run folder: the algorithm, and the beginning of a digest of what is run."""
+    several = len(config.seeds) > 1  # seeds can be added to a run of several
+    same = dataclasses.replace(
+        config,
+        seeds=(0, 1) if several else config.seeds,
+        data=dataclasses.replace(config.data, dir=""),
+        engine=dataclasses.replace(config.engine, workers=0),
+    )
+    digest = hashlib.sha256(to_toml(same).encode()).hexdigest()
+    return safe_name(f"{config.algorithm.name}-{digest[:10]}")
+
+
+def begin(folder: Path, kind: str, jobs: Sequence[Job], **more: Any) -> None:
+    """Make the folder of several runs, or use it again, and write which runs belong to it.
+
+    Args:
+        folder: a new one, or one that this function has made.
+        kind: what it is for, such as ``comparison``.
+        jobs: the runs.
+        more: further values to write, ready for JSON.
+
+    Raises:
+        ConfigError: the folder holds something else.
+        RunError: it cannot be written.
+    """
+    path = folder / COMPARISON_FILE
+    if path.is_file():
+        found = read_object(path, within=folder).get("kind")
+        if found != kind:
+            message = f"'{folder}' holds a {found}, not a {kind}. Choose another folder with --out."
+            raise ConfigError(message, key="out", allowed=f"a folder of a {kind}, or a new one", got=str(folder))
+    else:
+        refuse_existing(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+    names = [str(job.folder.relative_to(folder)) for job in jobs]
+    write_whole(path, to_json({"version": _LIST_VERSION, "kind": kind, "runs": names, **more}, indent=2) + "\n")
