@@ -13,8 +13,7 @@ from PIL import Image
 
 from fedtailor.cli.main import main
 from fedtailor.core.process import this_process
-from fedtailor.report.methods import read_methods
-from fedtailor.report.page.watch import is_running
+from fedtailor.experiment.records import is_running
 from report.made_runs import write_run
 
 
@@ -110,7 +109,7 @@ def wait_for(condition):
 
 def test_a_run_that_goes_on_is_followed_until_it_ends(tmp_path):
     run = write_run(tmp_path / "run", rounds=9, done=2, state="running", process=this_process())
-    assert is_running(read_methods([run]))
+    assert is_running(run)
     out = tmp_path / "r.html"
     watcher = start_watching(run, out)
     assert "round 2 of 9, running" in out.read_text()

@@ -511,6 +511,21 @@ class Run:
             if record["round"] in done:
                 yield upgrade_client(record)
 
+    def clients_of_round(self, number: int) -> list[dict[str, Any]]:
+        """Return the lines of ``clients.jsonl`` of a round. They are read when they are first asked for, and kept.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        if number not in self._clients_by_round:
+            self._clients_by_round[number] = [line for line in self.iterate_clients() if line["round"] == number]
+        return self._clients_by_round[number]
+
+    @cached_property
+    def _clients_by_round(self) -> dict[int, list[dict[str, Any]]]:
+        """The lines of the rounds that were asked for."""
+        return {}
+
     def model(self, client: str | int, *, seed: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Return a client's tensors by path, and its model card.
 

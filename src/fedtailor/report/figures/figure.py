@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedtailor.data.own.names import is_formula
+from fedtailor.data.own.names import inert
 from fedtailor.report.figures.drawing import Drawing
 
 WIDE = 820
@@ -29,9 +29,9 @@ class Table:
         """Return the table as CSV that is safe to open in a spreadsheet."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([_inert(name) for name in self.columns])
+        writer.writerow([inert(name) for name in self.columns])
         for row in self.rows:
-            writer.writerow([_inert(cell) if isinstance(cell, str) else show_cell(cell) for cell in row])
+            writer.writerow([inert(cell) if isinstance(cell, str) else show_cell(cell) for cell in row])
         return text.getvalue()
 
 
@@ -68,8 +68,3 @@ def percent(share: float | None) -> float | None:
     71.23
     """
     return None if share is None else round(100 * share, 2)
-
-
-def _inert(text: str) -> str:
-    """Return a text that no spreadsheet takes for a formula."""
-    return f"'{text}" if is_formula(text) else text

@@ -1,4 +1,4 @@
-"""The table at the top of a page: what every method reached."""
+"""The tables at the top of a page: what every method reached, and how they differ."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.report.comparison import Comparison, compare
 from fedtailor.report.figures.figure import Cell, Table
 from fedtailor.report.figures.records import MethodRecords, SeedRecords, number
+from fedtailor.report.methods import Method
 from fedtailor.report.page.section import NamedTable, Section
+from fedtailor.report.tables import tables_of
 
 _FIGURES = (
     ("accuracy", "mean", "mean accuracy, %"),
@@ -22,30 +26,68 @@ _POINT_ORDER = ("personalized", "global", "global_complete", "local")
 
 
 def comparison_section(records: Sequence[MethodRecords]) -> Section:
-    """Return the table of methods and evaluation points, with means and standard errors over seeds.
+    """Return what the methods reached, and how they differ if there are several that have finished.
 
     Args:
-        records: the methods. Runs that have not finished count with their last evaluation.
+        records: the methods. Runs that have not finished count in the table of all models, with their last evaluation.
     """
+    compared = _compared([method.method for method in records])
+    results = _results(records, is_open=compared is None)
+    notes = []
+    if compared is not None:
+        notes = [*(f"Caution: {warning}" for warning in compared.warnings), *compared.notes]
+    unfinished = [method.label for method in records if any(seed.run.result is None for seed in method.seeds.values())]
+    if unfinished:
+        notes.append(
+            f"Not finished, so with their last evaluation in the table of all models: {', '.join(unfinished)}."
+        )
+    tables = [] if compared is None else _tables(compared)
+    return Section(name="comparison", title="Results", notes=notes, tables=[*tables, *results])
+
+
+def _compared(methods: Sequence[Method]) -> Comparison | None:
+    """Return the comparison of the methods; None if fewer than two have finished runs to compare."""
+    having = [method for method in methods if method.finished]
+    if len(having) < 2:
+        return None
+    try:
+        return compare(having)
+    except (ConfigError, DataError):  # for instance if no run has scored personalized models
+        return None
+
+
+def _tables(compared: Comparison) -> list[NamedTable]:
+    """Return the tables of a comparison; those of single seeds are closed."""
+    return [
+        NamedTable(
+            name=f"comparison-{number}",
+            title=each.title,
+            table=Table(each.columns, each.rows),
+            below=each.below,
+            is_open=not each.title.startswith("Tests"),
+        )
+        for number, each in enumerate(tables_of(compared), start=1)
+    ]
+
+
+def _results(records: Sequence[MethodRecords], *, is_open: bool) -> list[NamedTable]:
+    """Return the table of all methods and evaluation points; none without evaluations."""
     rows: list[list[Cell]] = []
     for method in records:
         evaluations = [dict(_last_evaluations(seed)) for seed in method.seeds.values()]
         names = {name for found in evaluations for name in found}
         for name in sorted(names, key=_order):
             values = [found[name] for found in evaluations if name in found]
-            rows.append([method.label, name, len(values), *(_mean_and_error(values, *each[:2]) for each in _FIGURES)])
+            figures = [_mean_and_error(values, metric, figure) for metric, figure, _ in _FIGURES]
+            rows.append([method.label, name, len(values), *figures])
     if not rows:
-        return Section(name="comparison", title="Results")
-    notes = [
+        return []
+    below = (
         "Accuracy on the clients' own test examples: the mean over clients, over the worst tenth of them, over the "
-        "tenth with the least training data, and over all test examples together. ± is the standard error over seeds.",
-    ]
-    unfinished = [method.label for method in records if any(seed.run.result is None for seed in method.seeds.values())]
-    if unfinished:
-        notes.append(f"Not finished, so with their last evaluation: {', '.join(unfinished)}.")
-    columns = ["method", "models", "seeds", *(each[2] for each in _FIGURES)]
-    table = NamedTable(name="results", title="Results by method and model", table=Table(columns, rows))
-    return Section(name="comparison", title="Results", notes=notes, tables=[table])
+        "tenth with the least training data, and over all test examples together. ± is the standard error over seeds."
+    )
+    table = Table(["method", "models", "seeds", *(column for _, _, column in _FIGURES)], rows)
+    return [NamedTable(name="results", title="All models of every method", table=table, below=below, is_open=is_open)]
 
 
 def _last_evaluations(seed: SeedRecords) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -18,6 +18,7 @@ from fedtailor.experiment.records import Run
 from fedtailor.report.figures.drawing import clean
 from fedtailor.report.figures.figure import Cell, Table
 from fedtailor.report.figures.records import MethodRecords, number
+from fedtailor.report.methods import settings_of
 from fedtailor.report.page.section import Document, NamedTable, Section
 
 MOST_EVENTS = 500
@@ -104,7 +105,7 @@ def reported_section(records: Sequence[MethodRecords]) -> Section:
 
 def configuration_section(records: Sequence[MethodRecords]) -> Section:
     """Return the configurations: in what the methods differ, and what they share."""
-    configs = {method.label: dict(_flat(method.method.config)) for method in records}
+    configs = {method.label: _texts(settings_of(method.method.config)) for method in records}
     return Section(name="configuration", title="Configuration", tables=_settings("configuration", configs))
 
 
@@ -112,9 +113,11 @@ def environment_section(records: Sequence[MethodRecords]) -> Section:
     """Return versions, machines and data of the runs."""
     found = {}
     for method in records:
-        run = next(iter(method.seeds.values())).run
+        run = _first_run(method)
+        if run is None:
+            continue
         provenance = {name: value for name, value in run.provenance.items() if name != "notes"}
-        facts = dict(_flat(provenance))
+        facts = _texts(settings_of(provenance))
         found[method.label] = {key: value for key, value in facts.items() if not key.startswith("data.sources.")}
     notes = [str(note) for method in records for seed in method.seeds.values() for note in _notes(seed.run)]
     return Section(
@@ -129,7 +132,9 @@ def what_leaves_section(records: Sequence[MethodRecords]) -> Section:
     """Return the pages of the run folders on what leaves a site."""
     documents = []
     for method in records:
-        run = next(iter(method.seeds.values())).run
+        run = _first_run(method)
+        if run is None:
+            continue
         try:
             raw = read_file(run.path / "what-leaves.md", limit=_MOST_MARKDOWN, within=run.path)
         except DataError:
@@ -159,8 +164,15 @@ def _lower(token: Token) -> None:
         token.tag = f"h{min(6, int(token.tag[1:]) + _HEADINGS_BELOW)}"
 
 
+def _first_run(method: MethodRecords) -> Run | None:
+    """Return the run of the first seed; None if none has begun."""
+    return next((seed.run for seed in method.seeds.values()), None)
+
+
 def _settings(name: str, found: Mapping[str, Mapping[str, str]]) -> list[NamedTable]:
     """Return a table of what differs between methods, and one of what they share."""
+    if not found:
+        return []
     keys = list(dict.fromkeys(key for settings in found.values() for key in settings))
     shared = [key for key in keys if len({settings.get(key) for settings in found.values()}) == 1]
     first = next(iter(found.values()))
@@ -180,13 +192,9 @@ def _settings(name: str, found: Mapping[str, Mapping[str, str]]) -> list[NamedTa
     return tables
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    """Yield the values of nested tables as text, by their dotted keys."""
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value if isinstance(value, str) else show(value)
+def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return values as text."""
+    return {key: value if isinstance(value, str) else show(value) for key, value in settings.items()}
 
 
 def _notes(run: Run) -> list[Any]:

@@ -23,7 +23,7 @@ function sortBy(table, header) {
 }
 
 // A spreadsheet takes a text with such a beginning for a formula; numbers are none.
-const inert = (text) => (/^[=+\-@\t\r]/.test(text) && !/^[+-]?\d+(\.\d+)?(e[+-]?\d+)?$/.test(text) ? "'" + text : text);
+const inert = (text) => (/^[=+\-@\t\r\n＝＋－＠]/.test(text) && !/^[+-]?\d+(\.\d+)?$/.test(text) ? "'" + text : text);
 const quoted = (text) => (/[",\n\r]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text);
 
 function save(table) {

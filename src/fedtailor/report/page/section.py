@@ -17,6 +17,8 @@ class NamedTable:
     name: str
     title: str
     table: Table
+    below: str = ""
+    """What the columns are."""
     is_open: bool = True
     """Whether it is shown at once, or when the reader opens it."""
 
@@ -41,8 +43,10 @@ class Section:
     tables: Sequence[NamedTable] = ()
     figures: Sequence[Figure] = ()
     documents: Sequence[Document] = ()
+    remarks: Sequence[str] = ()
+    """Sentences below everything else."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing below the heading."""
-        return not (self.notes or self.tables or self.figures or self.documents)
+        return not (self.notes or self.remarks or self.tables or self.figures or self.documents)

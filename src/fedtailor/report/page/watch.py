@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from fedtailor.core.reading import read_object
+from fedtailor.experiment.records import COMPARISON_FILE, RunFolder, holds_run, is_running
 from fedtailor.report.methods import Method, read_methods
 from fedtailor.report.page.build import Page, build_page
 
@@ -20,12 +22,17 @@ _PAUSE = 9.0
 REFRESH = 5
 """Seconds after which a page loads itself again while its runs go on."""
 
+_LOOKS_BETWEEN_RUNS = 5
+"""Looks without a running run after which a comparison that is not complete counts as ended."""
+
 Growth = tuple[tuple[str, str, int, int, bool], ...]
 """Of every run: its place, its state, its rounds and events, and whether it has a result."""
 
 
 def follow(paths: Sequence[str | Path], write: Callable[[Page], None]) -> Page:
     """Build and write a page whenever records grow, until no run goes on or Ctrl-C is pressed.
+
+    Between two runs of a comparison none goes on for a moment. So there the end is awaited for some looks.
 
     Args:
         paths: folders of runs or comparisons.
@@ -39,11 +46,18 @@ def follow(paths: Sequence[str | Path], write: Callable[[Page], None]) -> Page:
         RunError: the page cannot be written.
     """
     before: Growth = ()
+    patience = 0
     with _stopped_by_ctrl_c() as stopped:
         while True:
             began = time.monotonic()
             methods = read_methods(paths)
-            goes_on = is_running(methods) and not stopped.is_set()
+            if any(is_running(method.path) for method in methods):
+                patience = _LOOKS_BETWEEN_RUNS if _may_begin_another(paths) else 0
+                goes_on = True
+            else:
+                goes_on = patience > 0 and not _is_complete(paths, methods)
+                patience -= 1
+            goes_on = goes_on and not stopped.is_set()
             growth = _growth(methods)
             if growth != before or not goes_on:
                 page = build_page(methods, refresh=REFRESH if goes_on else 0)
@@ -54,9 +68,17 @@ def follow(paths: Sequence[str | Path], write: Callable[[Page], None]) -> Page:
             stopped.wait(max(EVERY, _PAUSE * (time.monotonic() - began)))
 
 
-def is_running(methods: Sequence[Method]) -> bool:
-    """Return whether any run goes on."""
-    return any(method.state == "running" for method in methods)
+def _may_begin_another(paths: Sequence[str | Path]) -> bool:
+    """Return whether a folder is that of several runs."""
+    return any(not holds_run(Path(path)) for path in paths)
+
+
+def _is_complete(paths: Sequence[str | Path], methods: Sequence[Method]) -> bool:
+    """Return whether every run that belongs to the folders has finished."""
+    lists = [read_object(Path(path) / COMPARISON_FILE) for path in paths if not holds_run(Path(path))]
+    single = sum(holds_run(Path(path)) for path in paths)
+    expected = single + sum(len(found.get("runs", ())) for found in lists)
+    return len(methods) == expected and all(RunFolder(method.path).result() is not None for method in methods)
 
 
 def _growth(methods: Sequence[Method]) -> Growth:
