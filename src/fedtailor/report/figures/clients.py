@@ -55,7 +55,7 @@ def accuracy_by_client(records: Sequence[MethodRecords]) -> list[Figure]:
     caption = "Every bar is a client, sorted by the accuracy of its model on its own test examples."
     if reference is not None:
         caption += f" The short lines show {reference.name} for the same client."
-    caption += _left_out(max(map(len, accuracies.values())))
+    caption += _over_seeds(records) + _left_out(max(map(len, accuracies.values())))
 
     def draw(width: int) -> Drawing:
         drawing = Drawing(width)
@@ -93,18 +93,18 @@ def gains(records: Sequence[MethodRecords]) -> list[Figure]:
             if common:
                 differences[method.label] = common
         if differences:
-            figures.append(_gain_figure(reference, differences, names))
+            figures.append(_gain_figure(reference, differences, names, _over_seeds(records)))
     return figures
 
 
 def _gain_figure(
-    reference: Reference, differences: Mapping[str, Mapping[Unit, float]], names: Mapping[Unit, str]
+    reference: Reference, differences: Mapping[str, Mapping[Unit, float]], names: Mapping[Unit, str], seeds: str
 ) -> Figure:
     """Return the sorted differences of accuracy from a reference, a panel per method."""
     largest = max(map(len, differences.values()))
     caption = (
         f"Every bar is a client, sorted: the accuracy of its model less that of {reference.name}, in points. "
-        "Bars above the line are clients that gain, bars below it clients that are harmed." + _left_out(largest)
+        f"Bars above the line are clients that gain, bars below it clients that are harmed.{seeds}{_left_out(largest)}"
     )
 
     def draw(width: int) -> Drawing:
@@ -212,6 +212,12 @@ def _references(records: Sequence[MethodRecords]) -> list[Reference]:
     if not found:
         found.append(Reference("the global model of the same run", {}, ""))
     return found
+
+
+def _over_seeds(records: Sequence[MethodRecords]) -> str:
+    """Return a sentence on means over seeds."""
+    several = any(len(method.seeds) > 1 for method in records)
+    return " The accuracy of a client is the mean over the seeds with the same split." if several else ""
 
 
 def _left_out(clients: int) -> str:

@@ -33,16 +33,16 @@ def comparison_section(records: Sequence[MethodRecords]) -> Section:
     """
     compared = _compared([method.method for method in records])
     results = _results(records, is_open=compared is None)
-    notes = []
+    remarks: list[str] = []
     if compared is not None:
-        notes = [*(f"Caution: {warning}" for warning in compared.warnings), *compared.notes]
+        remarks = [*(f"Caution: {warning}" for warning in compared.warnings), *compared.notes]
     unfinished = [method.label for method in records if any(seed.run.result is None for seed in method.seeds.values())]
+    notes = []
     if unfinished:
-        notes.append(
-            f"Not finished, so with their last evaluation in the table of all models: {', '.join(unfinished)}."
-        )
+        labels = ", ".join(unfinished)
+        notes.append(f"Not finished, so with their last evaluation in the table of all models: {labels}.")
     tables = [] if compared is None else _tables(compared)
-    return Section(name="comparison", title="Results", notes=notes, tables=[*tables, *results])
+    return Section(name="comparison", title="Results", notes=notes, tables=[*tables, *results], remarks=remarks)
 
 
 def _compared(methods: Sequence[Method]) -> Comparison | None:
