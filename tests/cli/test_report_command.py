@@ -14,6 +14,8 @@ from PIL import Image
 from fedtailor.cli.main import main
 from fedtailor.core.process import this_process
 from fedtailor.experiment.records import is_running
+from fedtailor.report.methods import read_methods
+from fedtailor.report.page import watch
 from report.made_runs import write_run
 
 
@@ -107,18 +109,52 @@ def wait_for(condition):
         time.sleep(0.05)
 
 
-def test_a_run_that_goes_on_is_followed_until_it_ends(tmp_path):
-    run = write_run(tmp_path / "run", rounds=9, done=2, state="running", process=this_process())
-    assert is_running(run)
-    out = tmp_path / "r.html"
-    watcher = start_watching(run, out)
-    assert "round 2 of 9, running" in out.read_text()
-    further = write_run(tmp_path / "further", rounds=9)
+def finish(run, folder):
+    """Give a run folder the records of a finished run."""
+    further = write_run(folder, rounds=9)
     for name in ("clients.jsonl", "rounds.jsonl", "result.json", "status.json"):
         (run / name).write_bytes((further / name).read_bytes())
-    assert watcher.wait(timeout=60) == 0
-    page = out.read_text()
-    assert 'http-equiv="refresh"' not in page and "Not finished" not in page
+
+
+def test_a_run_that_goes_on_is_followed_until_it_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "EVERY", 0.01)
+    monkeypatch.setattr(watch, "_PAUSE", 0.0)
+    run = write_run(tmp_path / "run", rounds=9, done=2, state="running", process=this_process())
+    assert is_running(run)
+    pages = []
+
+    def write(page):
+        pages.append(page.html)
+        if len(pages) == 1:
+            finish(run, tmp_path / "further")
+
+    watch.follow([run], write)
+    first, last = pages
+    assert 'http-equiv="refresh"' in first and "round 2 of 9, running" in first
+    assert 'http-equiv="refresh"' not in last and "Not finished" not in last
+
+
+def test_a_comparison_is_followed_from_one_run_to_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "EVERY", 0.01)
+    monkeypatch.setattr(watch, "_PAUSE", 0.0)
+    first = write_run(tmp_path / "runs" / "first", rounds=9, done=2, state="running", process=this_process())
+    (tmp_path / "comparison.json").write_text(json.dumps({"kind": "comparison", "runs": ["runs/first", "runs/second"]}))
+    looks = []
+
+    def look(paths):
+        looks.append(paths)
+        if len(looks) == 2:
+            finish(first, tmp_path / "further")
+        if len(looks) == 5:  # the second run begins a little later
+            write_run(tmp_path / "runs" / "second", "local", rounds=9, done=1, state="running", process=this_process())
+        if len(looks) == 7:
+            finish(tmp_path / "runs" / "second", tmp_path / "more")
+        return read_methods(paths)
+
+    monkeypatch.setattr(watch, "read_methods", look)
+    pages = []
+    watch.follow([tmp_path], lambda page: pages.append(page.html))
+    assert len(looks) == 7 and "<title>ditto, local on" in pages[-1] and "Not finished" not in pages[-1]
 
 
 @pytest.mark.slow
