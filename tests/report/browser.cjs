@@ -38,6 +38,12 @@ async function look(browser, name, scheme) {
     button.click();
     return { up, down: values(), sort: table.tHead.rows[0].cells[last].getAttribute("aria-sort") };
   });
+  found.csv = await tab.evaluate(async () => {
+    const saved = [];
+    URL.createObjectURL = (blob) => { saved.push(blob); return "#content"; };
+    document.querySelector('table[data-name="accuracy-by-client"]').parentElement.nextElementSibling.click();
+    return saved[0].text();
+  });
   if (pictures) {
     await tab.screenshot({ path: path.join(pictures, `${name}-${scheme}.png`) });
     for (const figure of await tab.$$("figure")) {

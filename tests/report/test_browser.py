@@ -47,6 +47,8 @@ def open_in_browser(page, folder):
 
 
 def check(page, folder):
+    """Check everything that must hold of any page; its tables saved as CSV are those that Python writes."""
+    (figure,) = [figure for figure in page.figures if figure.name == "accuracy-by-client"]
     path, views = open_in_browser(page, folder)
     assert [(view["name"], view["scheme"]) for view in views] == [
         ("desktop", "light"),
@@ -60,6 +62,7 @@ def check(page, folder):
         assert view["faults"] == []
         assert view["wider"] <= 0, "the page is wider than the screen"
         assert view["hidden"] == 0, "a figure has not exactly one drawing"
+        assert view["csv"] == figure.table.to_csv()
         assert view["scripts"] == 1 and view["handlers"] == 0
         assert view["sorted"]["sort"] == "descending" and view["sorted"]["up"] == view["sorted"]["down"][::-1]
 
@@ -91,7 +94,7 @@ def test_hostile_names_do_nothing_in_the_browser(tmp_path):
     run = write_run(
         tmp_path / "run",
         HOSTILE,
-        client_names=[f"{HOSTILE}{number}" for number in range(4)],
+        client_names=["=1+1", "-2", f'a,"{HOSTILE}', HOSTILE],
         class_names=[HOSTILE] * CLASSES,
         dataset=HOSTILE,
         events=[{"kind": HOSTILE, "round": 1, "client": 0, "reason": HOSTILE * 20}],
