@@ -1,5 +1,6 @@
 """The drawings: scales, ticks, names, and class means."""
 
+import re
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -99,3 +100,12 @@ def test_class_means_of_one_client_and_class_can_be_drawn():
 def test_class_means_of_other_shapes_are_refused(means, counts):
     with pytest.raises(ValueError, match=r"means must be|no mean"):
         class_means_figure(means, counts)
+
+
+def test_series_of_the_same_color_have_other_dashes():
+    drawing = Drawing(800)
+    drawing.legend({number: str(number) for number in range(20)}, 0)
+    samples = re.findall(
+        r'<polyline class="line (line\d)"[^>]*?(?: stroke-dasharray="([^"]*)")?/>', drawing.inline("x")
+    )
+    assert len(samples) == 20 and len(set(samples)) == 20

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from fedtailor.report.figures.drawing import Drawing, shortened, width_of
 from fedtailor.report.figures.scales import Linear, Scale, label
 
-_HEAD = 46.0
+_HEAD = 50.0
 """Pixels above a panel, for its title and that of the vertical axis."""
 _FOOT = 44.0
 """Pixels below a panel, for ticks and the title of the horizontal axis."""
 _GAP = 26.0
 _LEFT = 48.0
+_WIDTH_OF_A_BOLD_CHARACTER = 7.6
 _RIGHT = 12.0
 _TWO_COLUMNS = 600
 """Pixels from which on panels stand side by side."""
@@ -66,10 +67,10 @@ def panels(
 def titles(panel: Panel, title: str, subtitle: str, *, left: float | None = None) -> None:
     """Write the title of a panel, and below it a quiet line, such as what its vertical axis shows."""
     x = panel.left - _LEFT if left is None else left
-    room = int((panel.right - x) / 6.6)
+    room = int((panel.right - x) / _WIDTH_OF_A_BOLD_CHARACTER)
     (shown,) = shortened([title], room)
-    panel.drawing.text(x, panel.top - 27, shown, kind="strong")
-    panel.drawing.text(x, panel.top - 10, subtitle, kind="quiet small")
+    panel.drawing.text(x, panel.top - 31, shown, kind="strong")
+    panel.drawing.text(x, panel.top - 14, subtitle, kind="quiet small")
 
 
 def vertical_axis(panel: Panel, scale: Scale, *, ticks: int = 5) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fedtailor.report.figures.axes import horizontal_axis, panels, titles, vertical_axis
-from fedtailor.report.figures.drawing import SERIES, Drawing, shortened
+from fedtailor.report.figures.drawing import SERIES, Drawing, shortened, width_of
 from fedtailor.report.figures.figure import Cell, Figure, Table
 from fedtailor.report.figures.scales import linear
 
 _LONGEST_CLASS = 14
+_RADIUS = 6.0
+_LINE = 13.0  # pixels from one line of text to the next
 
 
 def class_means_figure(
@@ -61,11 +63,13 @@ def class_means_figure(
         for (client, group), (across, up) in zip(places.tolist(), rows.tolist(), strict=True):
             tip = f"{clients[client]}, {classes[group]}: {int(counts[client, group])} examples"
             drawing.circle(x(across), y(up), 3, f"dot fill{group % SERIES}", tip=tip)
+        centers = {}
         for group in sorted(set(places[:, 1].tolist())):
             own = places[:, 1] == group
             across, up = np.average(rows[own], axis=0, weights=weights[own]).tolist()
-            drawing.circle(x(across), y(up), 6, f"fill{group % SERIES} ring", tip=classes[group])
-            drawing.text(x(across), y(up) - 10, shown[group], anchor="middle", kind="strong halo")
+            centers[group] = (x(across), y(up))
+            drawing.circle(x(across), y(up), _RADIUS, f"fill{group % SERIES} ring", tip=classes[group])
+        _draw_names(drawing, {shown[group]: center for group, center in centers.items()})
         return drawing
 
     table_rows: list[list[Cell]] = [
@@ -81,6 +85,22 @@ def class_means_figure(
         draw=draw,
         table=Table(["client", "class", "examples", "first component", "second component"], table_rows),
     )
+
+
+def _draw_names(drawing: Drawing, centers: Mapping[str, tuple[float, float]]) -> None:
+    """Write names above their places, or below, or beside them, where no other name or place is if that is possible."""
+    taken = [(x, y + 4, _RADIUS) for x, y in centers.values()]  # middle, base line, half of the width
+    for name, (x, y) in centers.items():
+        half = width_of(name) / 2
+        candidates = [(x, y - 10), (x, y + 19), (x + half + 10, y + 4), (x - half - 10, y + 4)]
+        free = [
+            (middle, base)
+            for middle, base in candidates
+            if not any(abs(middle - other) < half + width and abs(base - line) < _LINE for other, line, width in taken)
+        ]
+        middle, base = free[0] if free else candidates[0]
+        taken.append((middle, base, half))
+        drawing.text(middle, base, name, anchor="middle", kind="strong halo")
 
 
 def _principal_components(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -55,7 +55,7 @@ DARK = {
 """The same on a dark background."""
 _DASHES = ("", "7 3", "2 2.5", "9 3 2 3", "4 2", "1.5 3.5", "12 3", "6 2 2 2 2 2")
 _FONT = "Helvetica, Arial, 'Liberation Sans', sans-serif"
-_WIDTH_OF_A_CHARACTER = 6.3
+_WIDTH_OF_A_CHARACTER = 7.0
 _STYLE = """
 .drawing text { font: 12px %(font)s; fill: var(--ink); }
 .drawing text.quiet { fill: var(--quiet); }
@@ -146,7 +146,7 @@ class Drawing:
         """Add a line through points, with the dashes of a series; or an area, if it is closed."""
         steps = " ".join(f"{_place(x)},{_place(y)}" for x, y in points)
         name = "polygon" if closed else "polyline"
-        dashes = "" if series is None else _DASHES[series % len(_DASHES)]
+        dashes = "" if series is None else _DASHES[(series + series // SERIES) % len(_DASHES)]
         extra = f' stroke-dasharray="{dashes}"' if dashes else ""
         self._elements.append(f'<{name} class="{kind}" points="{steps}"{extra}/>')
 
