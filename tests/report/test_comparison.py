@@ -1,19 +1,26 @@
 """Comparisons of methods, from records written by hand and from real runs."""
 
+import contextlib
+import io
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-import fedtailor
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.metrics import HIGHER_IS_BETTER as METRICS
 from fedtailor.report import compare, read_methods
+from fedtailor.report.comparison import FIGURES, SIGNIFICANT
 from fedtailor.report.scores import HIGHER_IS_BETTER
-from fedtailor.report.statistics import Outcomes, bootstrap_interval
+from fedtailor.report.statistics import MOST_EXACT, RESAMPLES, Outcomes, bootstrap_interval
 from written_runs import write_run, write_seeds
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "comparing.md"
 EXACT = {"rel": 1e-12, "abs": 1e-12}
 LOCAL = {0: [4, 6, 2, 8, 5, 7], 1: [3, 6, 4, 8, 4, 6]}
 DITTO = {0: [6, 6, 3, 7, 7, 8], 1: [5, 6, 6, 8, 5, 5]}
@@ -103,7 +110,7 @@ def test_clients_without_a_score_are_counted_and_left_out(tmp_path):
     assert (test.num_clients, test.num_missing) == (2, 2) and test.outcomes == Outcomes(1, 0, 1)
     assert test.difference == pytest.approx((0.25 - 0.5) / 2, **EXACT)
     assert comparison.groups[0].summaries[0].num_clients == {0: 3}
-    assert "1 client has no accuracy with fedavg in seed 0: they are left out." in comparison.warnings
+    assert "1 client has no accuracy with fedavg in seed 0, and is left out." in comparison.warnings
 
 
 def test_one_seed_has_no_standard_error_and_is_no_evidence(tmp_path):
@@ -188,6 +195,31 @@ def test_every_difference_between_the_runs_is_a_warning(tmp_path):
     assert compare(read_methods([one, one])).warnings == ()
 
 
+def test_lost_work_and_models_of_other_rounds_are_warnings(tmp_path):
+    paths = [write_run(tmp_path / name, {"personalized": shares([4, 6])}, algorithm=name) for name in ("a", "b", "c")]
+    result = json.loads((paths[1] / "result.json").read_text())
+    result |= {"events": {"quarantine": 2, "failed": 1, "absent": 0, "skipped": 7}, "rounds": 9}
+    result["metrics"]["personalized"]["round"] = 2
+    (paths[1] / "result.json").write_text(json.dumps(result))
+    change_lines(paths[1], round=2)
+    rounds = (paths[1] / "rounds.jsonl").read_text()
+    (paths[1] / "rounds.jsonl").write_text(rounds + rounds.replace("3", "2"))
+    assert compare(read_methods(paths)).warnings == (
+        "The methods differ in rounds: 3 (a, c); 9 (b).",
+        "The methods differ in rounds after which the models were made: 3 (a, c); 2 (b).",
+        f"b: work of clients was lost 3 times (see events.jsonl in '{paths[1]}').",
+    )
+
+
+def test_a_majority_is_called_the_others(tmp_path):
+    names = ("a", "b", "c", "d")
+    paths = [
+        write_run(tmp_path / name, {"personalized": shares([4])}, algorithm=name, engine="x" if name == "b" else "y")
+        for name in names
+    ]
+    assert compare(read_methods(paths)).warnings == ("The methods differ in the engine: x (b); y (the others).",)
+
+
 def test_the_epochs_of_an_algorithm_are_those_that_count(tmp_path):
     scores = {"personalized": shares([4, 6])}
     one = write_run(tmp_path / "a", scores, settings={"training": {"epochs": 5}})
@@ -196,6 +228,34 @@ def test_the_epochs_of_an_algorithm_are_those_that_count(tmp_path):
     text = (other / "experiment.toml").read_text().replace('name = "ditto', 'epochs = 5\nname = "ditto')
     (other / "experiment.toml").write_text(text)
     assert not any("training.epochs" in sentence for sentence in compare(read_methods([one, other])).warnings)
+
+
+def test_a_split_that_varies_over_seeds_is_named(tmp_path):
+    paths = []
+    for name in ("local", "ditto"):
+        path = write_seeds(tmp_path / name, {s: {"personalized": shares([4, 6])} for s in (0, 1)}, algorithm=name)
+        provenance = json.loads((path / "seed-1" / "provenance.json").read_text())
+        (path / "seed-1" / "provenance.json").write_text(json.dumps({**provenance, "split_sha256": "other"}))
+        paths.append(path)
+    comparison = compare(read_methods(paths))
+    assert list(comparison.groups[0].differences[0].tests) == [0, 1]
+    assert (
+        "A mean over seeds varies the initial model, the order of examples and the split (so a client of one seed is "
+        "not that of another); the cohorts are the same in all seeds."
+    ) in comparison.notes
+
+
+def test_strange_counts_of_clients_are_not_believed(tmp_path):
+    paths = [write_run(tmp_path / name, {"personalized": shares([4, 6])}, algorithm=name) for name in ("a", "b")]
+    for number in (-(10**9), 10**9, True, "x"):
+        for path in paths:
+            (path / "split.json").write_text(json.dumps({"clients": [{}] * 2, "new_clients": number}))
+        (test,) = compare(read_methods(paths)).groups[0].differences[0].tests.values()
+        assert test.num_missing == 0
+    for path in paths:
+        (path / "split.json").write_text(json.dumps({"clients": [{}] * 5, "new_clients": 2}))
+    (test,) = compare(read_methods(paths)).groups[0].differences[0].tests.values()
+    assert test.num_missing == 1  # a known client of which there is no line
 
 
 def test_new_clients_are_compared_apart(tmp_path):
@@ -248,7 +308,7 @@ def change_lines(path, **changes):
 
 def test_damaged_scores_are_refused(tmp_path):
     good = write_run(tmp_path / "good", {"personalized": shares([4, 6])})
-    hostile = ({"accuracy": "1"}, {"accuracy": True}, {"accuracy": 10**400}, {"accuracy": [1]})
+    hostile = ({"accuracy": "1"}, {"accuracy": True}, {"accuracy": 10**400}, {"accuracy": 1e308}, {"accuracy": [1]})
     for number, changes in enumerate((*hostile, {"client": "0"}, {"client": 0}, {"num_train": None})):
         path = write_run(tmp_path / str(number), {"personalized": shares([4, 6])})
         change_lines(path, **changes)
@@ -280,20 +340,23 @@ def test_the_metrics_are_those_of_results():
 
 
 @pytest.fixture(scope="session")
-def real_runs(tmp_path_factory):
-    """Return the folders of two methods on digits, each with two seeds and new clients."""
+def example(tmp_path_factory):
+    """Run the example of the page; return its folder, and what it prints."""
+    (text,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     folder = tmp_path_factory.mktemp("compared")
-    for name in ("local", "ditto"):
-        config = {
-            "seeds": [0, 1],
-            "data": {"clients": 13, "new_clients": 2, "partition": "dirichlet(alpha=0.5)", "fraction": 0.3},
-            "model": {"name": "mlp", "options": {"hidden": 6}},
-            "algorithm": {"name": name},
-            "federation": {"rounds": 2, "participation": 0.5},
-            "engine": {"name": "reference"},
-        }
-        fedtailor.run(fedtailor.make_config(config), out=folder / name)
-    return [folder / "local", folder / "ditto"]
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(text, "comparing.md", "exec"), {})
+    return folder, printed.getvalue()
+
+
+@pytest.fixture(scope="session")
+def real_runs(example):
+    """Return the folders of two methods on digits, each with two seeds and new clients."""
+    return [example[0] / "runs" / name for name in ("local", "ditto")]
+
+
+def test_the_example_of_the_page_prints_tables(example):
+    assert "| ditto | 2 | 20 |" in example[1] and "Tests against local in each seed" in example[1]
 
 
 @pytest.mark.parametrize("metric", HIGHER_IS_BETTER)
@@ -317,3 +380,19 @@ def test_real_runs_say_what_a_mean_over_seeds_varies(real_runs):
     words = "varies the initial model, the order of examples and the cohorts; the split is the same in all seeds."
     assert any(words in note for note in comparison.notes)
     assert any("gradient steps" in sentence for sentence in comparison.warnings)
+
+
+def test_a_comparison_needs_no_torch(real_runs):
+    code = "import sys; from fedtailor.report import compare, latex, read_methods, tables; "
+    code += "compare(read_methods(sys.argv[1:])); print('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, *map(str, real_runs)]
+    assert subprocess.check_output(command, text=True).strip() == "False"
+
+
+def test_the_page_names_every_figure_and_what_is_significant():
+    text = PAGE.read_text()
+    rows = re.findall(r"^\| ([\w ]+) \| the (?:mean|share)", text, re.MULTILINE)
+    assert rows == list(FIGURES.values())
+    assert f"below {SIGNIFICANT}" in text and f"up to {MOST_EXACT} clients" in text and f"{RESAMPLES:,} times" in text
+    assert all(f"`{metric}`" in text for metric in HIGHER_IS_BETTER)
+    assert SIGNIFICANT < 2 / 2**5  # five clients that differ are too few

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -32,9 +31,12 @@ from fedtailor.core.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from fedtailor.experiment.config import Config
-    from fedtailor.report import Comparison
+    from fedtailor.experiment.runner import Job
+    from fedtailor.report.comparison import Comparison
 
 Format = Literal["table", "markdown", "latex", "csv"]
+KIND = "comparison"
+"""What the folder of a comparison says that it holds."""
 
 
 def compare(
@@ -91,6 +93,7 @@ def compare(
     be given again with --out: finished runs are read, interrupted ones resumed, and methods can be added.
     """
     paths = inputs or []
+    failures: list[str] = []
     named = {
         "data.dataset": dataset,
         "data.path": data,
@@ -108,7 +111,8 @@ def compare(
         if len(paths) > 1:
             raise UsageError("with -a, give one configuration or none; without -a, give runs to read.", key="inputs")
         settings = read_config(paths[0] if paths else "", named, set_)
-        folders = [_train(settings, algorithm, out)]
+        folder, failures = _train(settings, algorithm, out)
+        folders = [folder]
     else:
         _refuse_training_options({**named, "set": set_, "out": out})
         if not paths:
@@ -116,20 +120,70 @@ def compare(
             raise UsageError(message, key="inputs")
         folders = [Path(path) for path in paths]
 
-    from fedtailor.report import compare as compare_methods
-    from fedtailor.report import read_methods
+    show_methods(
+        folders,
+        against=against,
+        point=point,
+        metric=metric,
+        format_=format_,
+        json=json,
+        write_to=folders[0] if algorithm else None,
+    )
+    if failures:
+        raise RunError(_failed(failures), path=str(folders[0]))
+
+
+def resume_comparison(folder: Path, *, json: bool) -> None:
+    """Run what is missing of a comparison that was interrupted, and print it.
+
+    Raises:
+        DataError: the folder is damaged.
+        Interrupted: it was interrupted again.
+        RunError: a method failed.
+    """
+    from fedtailor.experiment.runner import read_jobs
+
+    failures = run_missing(read_jobs(folder, KIND), folder)
+    show_methods([folder], json=json, write_to=folder)
+    if failures:
+        raise RunError(_failed(failures), path=str(folder))
+
+
+def show_methods(
+    folders: Sequence[Path],
+    *,
+    against: str = "",
+    point: str = "",
+    metric: str = "accuracy",
+    format_: Format = "table",
+    json: bool = False,
+    write_to: Path | None,
+) -> None:
+    """Compare the runs in some folders and print the comparison.
+
+    Args:
+        folders: of runs or comparisons.
+        against: label of the reference.
+        point: evaluation point.
+        metric: what is compared.
+        format_: how to print it.
+        json: whether to print it as JSON.
+        write_to: the folder of the comparison, which gets the tables as files; None: there is none.
+    """
+    from fedtailor.report.comparison import compare as compare_methods
+    from fedtailor.report.methods import read_methods
 
     comparison = compare_methods(read_methods(folders), metric=metric, point=point, against=against)
-    if algorithm:
-        _write_tables(folders[0], comparison)
+    if write_to is not None:
+        _write_tables(write_to, comparison)
     if json:
-        print_json({**comparison.as_record(), "folder": str(folders[0]) if algorithm else None})
-    else:
-        _show(comparison, format_)
-        if algorithm:
-            from fedtailor.cli.show.console import say
+        print_json({**comparison.as_record(), "folder": None if write_to is None else str(write_to)})
+        return
+    _show(comparison, format_)
+    if write_to is not None:
+        from fedtailor.cli.show.console import say
 
-            say(f"The runs, and these tables as Markdown, LaTeX, CSV and JSON, are in {folders[0]}")
+        say(f"The runs, and these tables as Markdown, LaTeX, CSV and JSON, are in {write_to}")
 
 
 def _refuse_training_options(given: dict[str, object]) -> None:
@@ -145,12 +199,12 @@ def _refuse_training_options(given: dict[str, object]) -> None:
             raise UsageError(message, key=option)
 
 
-def _train(settings: Config, methods: Sequence[str], out: str) -> Path:
-    """Run what is missing of a comparison, and return its folder.
+def _train(settings: Config, methods: Sequence[str], out: str) -> tuple[Path, list[str]]:
+    """Run what is missing of a comparison; return its folder, and why methods failed.
 
     Raises:
         Interrupted: it was interrupted.
-        RunError: a method failed; the others have run.
+        RunError: fewer than two methods have a result.
         UsageError: there is only one method.
     """
     from fedtailor.experiment.methods import with_methods
@@ -159,39 +213,54 @@ def _train(settings: Config, methods: Sequence[str], out: str) -> Path:
         raise UsageError("a comparison needs two methods or more: give -a again.", key="algorithm")
     configs = with_methods(settings, methods)
 
-    from fedtailor.cli.show.console import say
-    from fedtailor.cli.show.progress import make_progress
     from fedtailor.experiment.run import unused_folder
-    from fedtailor.experiment.runner import begin, is_finished, make_jobs, run_jobs
+    from fedtailor.experiment.runner import begin, make_jobs
 
     folder = Path(out) if out else unused_folder(f"compare-{settings.data.title}")
     jobs = make_jobs(configs, folder)
-    begin(folder, "comparison", jobs)
+    begin(folder, KIND, jobs)
+    return folder, run_missing(jobs, folder)
+
+
+def run_missing(jobs: Sequence[Job], folder: Path) -> list[str]:
+    """Run what is missing of a comparison; return why methods failed.
+
+    Raises:
+        Interrupted: it was interrupted.
+        RunError: fewer than two methods have a result.
+    """
+    from fedtailor.cli.show.console import say
+    from fedtailor.cli.show.progress import make_progress
+    from fedtailor.experiment.runner import is_finished, run_jobs
+
     missing = [job for job in jobs if not is_finished(job)]
     if len(missing) < len(jobs):
         say(f"{len(jobs) - len(missing)} of {len(jobs)} methods have finished runs in '{folder}'")
-    errors = []
+    runs = sum(len(job.config.seeds) for job in missing)
+    failures = []
     try:
-        for outcome in run_jobs(jobs, make_progress(runs=len(jobs) * len(settings.seeds))):
+        for outcome in run_jobs(missing, make_progress(runs=max(runs, 1))):
             if outcome.error is not None:
-                errors.append(f"{outcome.job.config.algorithm.name}: {outcome.error.message}")
+                failures.append(f"{outcome.job.config.algorithm.name}: {outcome.error.message}")
     except KeyboardInterrupt:
-        command = shlex.join(["fedtailor", *_again(sys.argv[1:], str(folder))])
-        raise Interrupted(f"interrupted. To resume: {command}", path=str(folder)) from None
-    if errors:
-        raise RunError(f"{len(errors)} of {len(jobs)} methods failed: {' '.join(errors)}", path=str(folder))
-    return folder
+        message = f"interrupted. To resume: fedtailor resume {shlex.quote(str(folder))}"
+        raise Interrupted(message, path=str(folder)) from None
+    if len(jobs) - len(failures) < 2:
+        raise RunError(_failed(failures), path=str(folder))
+    return failures
 
 
-def _again(arguments: Sequence[str], folder: str) -> list[str]:
-    """Return the arguments that continue in a folder."""
-    return [*arguments] if "--out" in arguments else [*arguments, "--out", folder]
+def _failed(failures: Sequence[str]) -> str:
+    """Return in words which methods failed, and why."""
+    methods = "a method" if len(failures) == 1 else f"{len(failures)} methods"
+    return f"{methods} failed. {' '.join(failures)}"
 
 
 def _write_tables(folder: Path, comparison: Comparison) -> None:
     """Write the tables of a comparison beside its runs."""
     from fedtailor.core.atomic import write_whole
-    from fedtailor.report import to_csv, to_json, to_latex, to_markdown
+    from fedtailor.report.latex import to_latex
+    from fedtailor.report.tables import to_csv, to_json, to_markdown
 
     for ending, write in {"md": to_markdown, "tex": to_latex, "csv": to_csv, "json": to_json}.items():
         write_whole(folder / f"table.{ending}", write(comparison))
@@ -199,7 +268,8 @@ def _write_tables(folder: Path, comparison: Comparison) -> None:
 
 def _show(comparison: Comparison, format_: Format) -> None:
     """Print a comparison in a format."""
-    from fedtailor.report import to_csv, to_latex, to_markdown
+    from fedtailor.report.latex import to_latex
+    from fedtailor.report.tables import to_csv, to_markdown
 
     writers = {"markdown": to_markdown, "latex": to_latex, "csv": to_csv}
     if format_ == "table":

@@ -14,6 +14,7 @@ import typer
 
 from fedtailor import __version__
 from fedtailor.cli.cache import cache_app
+from fedtailor.cli.compare import compare
 from fedtailor.cli.data import data_app
 from fedtailor.cli.demo import demo
 from fedtailor.cli.doctor import doctor
@@ -33,6 +34,7 @@ app = make_app()
 app.command("demo", cls=Command)(demo)
 app.command("run", cls=Command)(run_)
 app.command("resume", cls=Command)(resume)
+app.command("compare", cls=Command)(compare)
 app.command("report", cls=Command)(report)
 app.command("predict", cls=Command)(predict)
 app.command("export", cls=Command)(export)

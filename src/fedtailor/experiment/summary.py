@@ -27,6 +27,7 @@ from fedtailor.core.metrics import (
     total,
 )
 from fedtailor.experiment.intervals import Interval, auroc_interval, mean_interval, wilson_interval
+from fedtailor.experiment.records import CLASS_MEANS_DIGEST
 from fedtailor.simulation.report import Evaluation, RoundReport
 
 Record = dict[str, Any]
@@ -305,7 +306,8 @@ def average(results: Sequence[Record]) -> Record:
     result.
     """
     first = results[0]
-    means = {name: _average([result[name] for result in results]) for name in first if name != "split_sha256"}
+    names = [name for name in first if name not in ("split_sha256", CLASS_MEANS_DIGEST)]
+    means = {name: _average([result[name] for result in results]) for name in names}
     if "split_sha256" in first:
         means["shared_split"] = len({result["split_sha256"] for result in results}) == 1
     if "events" in first:

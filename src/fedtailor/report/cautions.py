@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fedtailor.core.errors import one_line
 from fedtailor.core.options import show
-from fedtailor.experiment.records import Run
 from fedtailor.report.methods import Method, settings_of
 from fedtailor.report.scores import ClientScores
 
@@ -77,6 +77,7 @@ def find_notes(methods: Sequence[Method], scores: Scores, *, metric: str, point:
         itertools.chain(
             _adaptations(finished, scores, point),
             _what_varies(finished, scores),
+            _reused(methods),
             _equal_methods(finished, scores, metric),
         )
     )
@@ -101,8 +102,9 @@ def _without_scores(finished: Sequence[Method], scores: Scores, metric: str, poi
         for seed, found in scores[method.label].items():
             number = found.num_clients - len(found.values)
             if number:
-                clients = "1 client has" if number == 1 else f"{number} clients have"
-                yield f"{clients} no {metric} with {method.label} in seed {seed}: they are left out."
+                words = "1 client has" if number == 1 else f"{number} clients have"
+                left_out = "is" if number == 1 else "are"
+                yield f"{words} no {metric} with {method.label} in seed {seed}, and {left_out} left out."
 
 
 def _other_seeds(finished: Sequence[Method]) -> Iterator[str]:
@@ -233,6 +235,27 @@ def _adaptations(finished: Sequence[Method], scores: Scores, point: str) -> Iter
     yield f"What was done after the rounds to make the models of the evaluation point '{point}': {_by_value(found)}."
 
 
+def _reused(methods: Sequence[Method]) -> Iterator[str]:
+    """Say whose rounds are those of another run, which has trained the same."""
+    borrowers: dict[str, list[str]] = {}
+    for method in methods:
+        for run in method.finished.values():
+            reused = (run.result or {}).get("reused")
+            if isinstance(reused, Mapping):
+                source = _label_of(str(reused.get("run")), methods)
+                same = borrowers.setdefault(source, [])
+                if method.label not in same:
+                    same.append(method.label)
+    for source, labels in borrowers.items():
+        yield f"Rounds were trained once, by {source}, and reused bit for bit: {', '.join(labels)}."
+
+
+def _label_of(path: str, methods: Sequence[Method]) -> str:
+    """Return the label of the method whose run folder a path lies in; the path itself if there is none."""
+    parts = Path(path).parts
+    return next((method.label for method in methods if method.path.name in parts), f"'{one_line(path)}'")
+
+
 def _what_varies(finished: Sequence[Method], scores: Scores) -> Iterator[str]:
     """Say what a mean over seeds varies."""
     most = max((len(by_seed) for by_seed in scores.values()), default=0)
@@ -244,25 +267,25 @@ def _what_varies(finished: Sequence[Method], scores: Scores) -> Iterator[str]:
         return
     varied: dict[str, list[str]] = {}
     for method in finished:
-        runs = [method.runs[seed] for seed in scores[method.label]]
-        if len(runs) > 1:
-            varied.setdefault(_varied(method, runs), []).append(method.label)
+        seeds = list(scores[method.label])
+        if len(seeds) > 1:
+            varied.setdefault(_varied(method, seeds), []).append(method.label)
     for words, labels in varied.items():
         whose = "" if len(varied) == 1 else f" of {', '.join(labels)}"
         yield f"A mean over seeds{whose} varies {words}."
 
 
-def _varied(method: Method, runs: Sequence[Run]) -> str:
+def _varied(method: Method, seeds: Sequence[int]) -> str:
     """Return what the runs of several seeds of a method vary, in words."""
-    splits = {method.split_of(seed) for seed, run in method.runs.items() if run in runs}
-    cohorts = [[line.get("cohort") for line in run.rounds] for run in runs]
-    parts = {
-        "the split (so a client of one seed is not that of another)": len(splits) > 1,
-        "the cohorts": any(other != cohorts[0] for other in cohorts),
-    }
+    splits = [method.split_of(seed) for seed in seeds]
+    cohorts = [[line.get("cohort") for line in method.runs[seed].rounds] for seed in seeds]
+    parts = {"the cohorts": any(other != cohorts[0] for other in cohorts)}
+    if all(splits):  # they are recorded
+        parts["the split (so a client of one seed is not that of another)"] = len(set(splits)) > 1
     changing = ["the initial model", "the order of examples", *(words for words, varies in parts.items() if varies)]
     constant = [words.partition(" (")[0] for words, varies in parts.items() if not varies]
-    same = f"; {_listed(constant)} {'are' if len(constant) > 1 else 'is'} the same in all seeds" if constant else ""
+    is_one = constant == ["the split"]
+    same = f"; {_listed(constant)} {'is' if is_one else 'are'} the same in all seeds" if constant else ""
     return f"{_listed(changing)}{same}"
 
 
@@ -298,12 +321,10 @@ def _by_value(words: Mapping[str, str]) -> str:
     labels: dict[str, list[str]] = {}
     for label, value in words.items():
         labels.setdefault(value, []).append(label)
-    most = max(labels.values(), key=len)
-    is_majority = len(labels) > 1 and len(most) > 2
-    if is_majority:
-        labels = {value: having for value, having in labels.items() if having is not most} | {
-            value: ["the others"] for value, having in labels.items() if having is most
-        }
+    most = max(labels, key=lambda value: len(labels[value]))
+    if len(labels) > 1 and len(labels[most]) > 2:
+        del labels[most]
+        labels[most] = ["the others"]
     return "; ".join(f"{value} ({', '.join(having)})" for value, having in labels.items())
 
 

@@ -333,8 +333,8 @@ def _pairs(
         theirs = other_scores[seed].values
         both = [client for client in ours if client in theirs]
         if both and method.split_of(seed) == other.split_of(seed) != "":
-            better, worse = (ours, theirs) if higher_is_better else (theirs, ours)
-            found[seed] = differences([better[client] for client in both], [worse[client] for client in both])
+            gaps = differences([ours[client] for client in both], [theirs[client] for client in both])
+            found[seed] = gaps if higher_is_better else [-gap for gap in gaps]
     return dict(sorted(found.items()))
 
 

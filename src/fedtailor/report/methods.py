@@ -11,10 +11,8 @@ from typing import Any
 from fedtailor.core.errors import DataError, one_line
 from fedtailor.core.options import show
 from fedtailor.core.reading import damaged, read_object
-from fedtailor.experiment.records import Run, holds_run, read_run
+from fedtailor.experiment.records import COMPARISON_FILE, Run, holds_run, read_run
 
-COMPARISON_FILE = "comparison.json"
-"""In the folder of a comparison: names the folders of its runs."""
 _LEFT_OUT_OF_LABELS = frozenset({"seed", "seeds", "data.dir", "engine.name", "engine.workers", "checkpoint.every"})
 """Keys that never tell two methods apart."""
 

@@ -15,6 +15,8 @@ HIGHER_IS_BETTER = {"accuracy": True, "balanced_accuracy": True, "loss": False, 
 """The metrics that every client has, as in :data:`fedtailor.core.metrics.METRICS`."""
 POINTS = ("personalized", "global", "local")
 """The evaluation points at which clients have scores."""
+_LARGEST = 1e100
+"""No loss of numbers in single precision is larger."""
 Group = Literal["known", "new"]
 _PLACES: Mapping[Group, str] = {"known": "metrics", "new": "new_clients"}
 """Where a result holds the evaluations of known and of new clients."""
@@ -85,7 +87,7 @@ def _size_of_group(run: Run, group: Group) -> int:
     """Return the number of clients of a group in the split; 0 if it is not known."""
     clients = run.split.get("clients")
     num_new = run.split.get("new_clients", 0)
-    if not isinstance(clients, list) or type(num_new) is not int:
+    if not isinstance(clients, list) or type(num_new) is not int or not 0 <= num_new <= len(clients):
         return 0
     return num_new if group == "new" else len(clients) - num_new
 
@@ -109,7 +111,7 @@ def _value(line: Mapping[str, Any], metric: str, run: Run) -> float | None:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
+    if not abs(number) <= _LARGEST:
         raise _not_a_number(run, line, metric)
     return number
 

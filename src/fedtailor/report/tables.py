@@ -55,14 +55,15 @@ class Table:
 def tables_of(comparison: Comparison) -> list[Table]:
     """Return a comparison as tables: the methods, their differences over seeds, and the tests of every seed.
 
-    The new clients have tables of their own. There is no table without rows.
+    The new clients have tables of their own. Where no method can be tested, there are the figures only.
     """
     found = []
     for group in comparison.groups:
         found.append(_methods_table(comparison, group))
-        found.append(_differences_table(comparison, group))
-        found.append(_tests_table(comparison, group))
-    return [table for table in found if table.rows]
+        if any(each.tests for each in group.differences):
+            found.append(_differences_table(comparison, group))
+            found.append(_tests_table(comparison, group))
+    return found
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -70,11 +71,14 @@ def to_markdown(comparison: Comparison) -> str:
 
     Labels cannot change the page: characters with a meaning in Markdown or HTML are escaped.
     """
-    parts = []
+    parts: list[str] = []
     for table in tables_of(comparison):
         alignment = ["---", *["---:"] * (len(table.columns) - 1)]
         lines = [_markdown_row(table.columns), f"| {' | '.join(alignment)} |", *map(_markdown_row, table.rows)]
-        parts += [f"**{_markdown(table.title)}**", "\n".join(lines), _markdown(table.below)]
+        parts += [f"**{_markdown(table.title)}**", "\n".join(lines)]
+        below = _markdown(table.below)
+        if below not in parts:  # the tables of new clients need no second explanation
+            parts.append(below)
     for heading, sentences in (("Warnings", comparison.warnings), ("Notes", comparison.notes)):
         if sentences:
             parts += [f"**{heading}**", "\n".join(f"* {_markdown(sentence)}" for sentence in sentences)]
@@ -172,7 +176,7 @@ def _tests_table(comparison: Comparison, group: GroupComparison) -> Table:
         title=_title(comparison, group, f"Tests against {comparison.reference} in each seed"),
         columns=(
             *("method", "seed", "clients", "missing", "difference", "interval"),
-            *("p", "corrected p", "wins", "ties", "losses"),
+            *("p", "corrected p", "wins, ties, losses"),
         ),
         rows=tuple(rows),
         below=below,
@@ -188,7 +192,7 @@ def _test_cells(comparison: Comparison, test: PairedTest) -> list[str]:
         _interval(comparison, test.interval),
         _p_value(test.wilcoxon.p_value),
         _p_value(test.holm_p_value),
-        *map(str, test.outcomes),
+        " / ".join(map(str, test.outcomes)),
     ]
 
 

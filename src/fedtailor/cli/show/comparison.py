@@ -14,8 +14,11 @@ def show_comparison(comparison: Comparison) -> None:
     """Print the tables of a comparison, its notes and its warnings."""
     from fedtailor.report.tables import tables_of  # imports what it needs of numpy
 
+    explained = set()
     for each in tables_of(comparison):
-        table(each.title, each.columns, each.rows, below=each.below)
+        columns = [name.replace(" ", "\n", 1) for name in each.columns]
+        table(each.title, columns, each.rows, below="" if each.below in explained else each.below)
+        explained.add(each.below)
     for sentence in comparison.notes:
         say(f"note: {sentence}")
     for sentence in comparison.warnings:

@@ -2,18 +2,74 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from fedtailor.experiment.records import CLASS_MEANS_DIGEST
 from fedtailor.report.figures.axes import horizontal_axis, panels, titles, vertical_axis
+from fedtailor.report.figures.clients import training_counts
 from fedtailor.report.figures.drawing import SERIES, Drawing, shortened, width_of
 from fedtailor.report.figures.figure import Cell, Figure, Table
+from fedtailor.report.figures.records import MethodRecords, SeedRecords
 from fedtailor.report.figures.scales import linear
 
 _LONGEST_CLASS = 14
 _RADIUS = 6.0
 _LINE = 13.0  # pixels from one line of text to the next
+
+
+MOST_DOTS = 3000
+"""Means that are drawn and listed; of more, only those of the first clients."""
+
+
+def class_means(records: Sequence[MethodRecords]) -> list[Figure]:
+    """Return the class means of every method whose runs have recorded them: those of its first seed.
+
+    Raises:
+        DataError: their file is damaged.
+    """
+    figures: list[Figure] = []
+    for method in records:
+        having = [seed for seed in method.seeds.values() if CLASS_MEANS_DIGEST in (seed.run.result or {})]
+        if having:
+            name = f"class-means-{len(figures) + 1}" if figures else "class-means"
+            figures += _figure_of(having[0], method.label, name)
+    return figures
+
+
+def _figure_of(seed: SeedRecords, label: str, name: str) -> list[Figure]:
+    """Return the class means of a run; no figure if no client has any.
+
+    Where models differ, clients have different numbers of features. Those with the most common number are drawn.
+    """
+    found = seed.run.class_means()
+    if not found:
+        return []
+    (size, _), *others = Counter(each.means.shape for each in found.values()).most_common()
+    chosen = {client: each for client, each in sorted(found.items()) if each.means.shape == size}
+    most = max(1, MOST_DOTS // max(1, size[0]))
+    drawn = dict(list(chosen.items())[:most])
+    counts = np.stack([each.counts for each in drawn.values()])
+    if not counts.any():
+        return []
+    notes = ["Where clients train bodies of their own, their features need not be alike."]
+    if others:
+        notes.append(f"Only the {len(chosen)} clients whose models have {size[1]} features are drawn.")
+    if len(drawn) < len(chosen):
+        notes.append(f"Only the first {len(drawn)} clients are drawn.")
+    _, class_names = training_counts(seed.run)
+    figure = class_means_figure(
+        np.stack([each.means for each in drawn.values()]),
+        counts,
+        class_names=class_names,
+        client_names=[seed.name_of(client) for client in drawn],
+        label=label,
+        name=name,
+    )
+    return [replace(figure, caption=" ".join([figure.caption, *notes]))]
 
 
 def class_means_figure(

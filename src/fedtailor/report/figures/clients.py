@@ -19,7 +19,7 @@ from fedtailor.report.figures.axes import (
 )
 from fedtailor.report.figures.drawing import Drawing, shortened, width_of
 from fedtailor.report.figures.figure import Cell, Figure, Table, percent
-from fedtailor.report.figures.records import POINTS, MethodRecords, Unit, unit_names
+from fedtailor.report.figures.records import POINTS, MethodRecords, SeedRecords, Unit, unit_names
 from fedtailor.report.figures.scales import Linear, linear, logarithmic
 
 MOST_BARS = 300
@@ -182,14 +182,14 @@ def partition(records: Sequence[MethodRecords]) -> list[Figure]:
     """
     seeds = [seed for method in records for seed in method.seeds.values()]
     for seed in seeds:
-        counts, class_names = _training_counts(seed.run)
+        counts, class_names = training_counts(seed.run)
         if counts:
-            return [_bubbles(counts, class_names, seed.client_names, "Training", len({one.split for one in seeds}))]
+            return [_bubbles(counts, class_names, seed, "Training", len({one.split for one in seeds}))]
     for seed in seeds:
         scores = next(iter(seed.scores.values()), {})
         found = {client: dict(each.class_counts) for client, each in scores.items()}
         if any(found.values()):
-            return [_bubbles(found, [], seed.client_names, "Test", len({one.split for one in seeds}))]
+            return [_bubbles(found, [], seed, "Test", len({one.split for one in seeds}))]
     return []
 
 
@@ -295,7 +295,7 @@ def _quarters(dots: Sequence[tuple[Unit, int, float]]) -> list[tuple[float, floa
     return means
 
 
-def _training_counts(run: Run) -> tuple[dict[int, dict[int, int]], list[str]]:
+def training_counts(run: Run) -> tuple[dict[int, dict[int, int]], list[str]]:
     """Return the training examples by client and class, and the names of the classes, from the cards of models."""
     counts: dict[int, dict[int, int]] = {}
     class_names: list[str] = []
@@ -314,14 +314,14 @@ def _training_counts(run: Run) -> tuple[dict[int, dict[int, int]], list[str]]:
 def _bubbles(
     counts: Mapping[int, Mapping[int, int]],
     class_names: Sequence[str],
-    client_names: Sequence[str],
+    seed: SeedRecords,
     part: str,
     splits: int,
 ) -> Figure:
     """Return the picture of a partition."""
     clients = sorted(counts)
     classes = sorted({label for found in counts.values() for label in found} | set(range(len(class_names))))
-    names = [client_names[client] if client < len(client_names) else str(client) for client in clients]
+    names = [seed.name_of(client) for client in clients]
     labels = [class_names[label] if label < len(class_names) else str(label) for label in classes]
     caption = (
         f"The area of a bubble is the number of {part.lower()} examples of a client (site) and class. "

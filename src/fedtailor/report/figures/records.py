@@ -72,6 +72,10 @@ class SeedRecords:
         """The names of the clients; empty if they have none."""
         return _names(self.run.split.get("client_names"))
 
+    def name_of(self, client: int) -> str:
+        """Return the name of a client, or its number if it has none."""
+        return self.client_names[client] if 0 <= client < len(self.client_names) else str(client)
+
 
 @dataclass(frozen=True)
 class MethodRecords:
@@ -130,7 +134,7 @@ def unit_names(records: Sequence[MethodRecords]) -> dict[Unit, str]:
     for seed in seeds:
         clients = {client for scores in seed.scores.values() for client in scores}
         for client in clients | set(range(len(seed.client_names))):
-            name = seed.client_names[client] if client < len(seed.client_names) else str(client)
+            name = seed.name_of(client)
             if len(splits) > 1:
                 name = f"{name} (split {splits.index(seed.split) + 1})"
             names.setdefault((seed.split, client), name)
