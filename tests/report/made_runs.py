@@ -68,7 +68,14 @@ def write_run(
     (folder / "experiment.toml").write_text(text)
     status = {"state": state, "rounds_done": done, **({"process": process} if process else {})}
     (folder / "status.json").write_text(json.dumps(status))
-    provenance = {"schema": SCHEMA_VERSION, "versions": {"fedtailor": "0.1.0"}, "commit": "abc", "notes": []}
+    provenance = {
+        "schema": SCHEMA_VERSION,
+        "versions": {"fedtailor": "0.1.0"},
+        "commit": "abc",
+        "data": {"dataset": dataset, "sha256": "1" * 64},
+        "split_sha256": "0" * 64,
+        "notes": [],
+    }
     (folder / "provenance.json").write_text(json.dumps(provenance))
     (folder / "split.json").write_text(json.dumps({"split_sha256": "0" * 64, "client_names": list(client_names)}))
     (folder / "what-leaves.md").write_text(what_leaves)

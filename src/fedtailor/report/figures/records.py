@@ -64,8 +64,9 @@ class SeedRecords:
 
     @property
     def split(self) -> str:
-        """The digest of the split; without one, that of no other run."""
-        return str(self.run.split.get("split_sha256") or self.run.path)
+        """The digests of data and split; without them, a text that no other run has."""
+        digests = [self.run.split.get(name) for name in ("data_sha256", "split_sha256")]
+        return " ".join(map(str, digests)) if digests[1] else str(self.run.path)
 
     @cached_property
     def client_names(self) -> list[str]:

@@ -6,11 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.report.comparison import Comparison, compare
 from fedtailor.report.figures.figure import Cell, Table
 from fedtailor.report.figures.records import MethodRecords, SeedRecords, number
-from fedtailor.report.methods import Method
 from fedtailor.report.page.section import NamedTable, Section
 from fedtailor.report.tables import tables_of
 
@@ -22,6 +20,8 @@ _FIGURES = (
     ("ece", "pooled", "ECE, %"),
 )
 """Metric, figure over clients, and name of the column."""
+_POINT = "personalized"
+"""The evaluation point of the comparison, which every method has."""
 _POINT_ORDER = ("personalized", "global", "global_complete", "local")
 
 
@@ -31,7 +31,7 @@ def comparison_section(records: Sequence[MethodRecords]) -> Section:
     Args:
         records: the methods. Runs that have not finished count in the table of all models, with their last evaluation.
     """
-    compared = _compared([method.method for method in records])
+    compared = _compared(records)
     results = _results(records, is_open=compared is None)
     remarks: list[str] = []
     if compared is not None:
@@ -45,15 +45,15 @@ def comparison_section(records: Sequence[MethodRecords]) -> Section:
     return Section(name="comparison", title="Results", notes=notes, tables=[*tables, *results], remarks=remarks)
 
 
-def _compared(methods: Sequence[Method]) -> Comparison | None:
+def _compared(records: Sequence[MethodRecords]) -> Comparison | None:
     """Return the comparison of the methods; None if fewer than two have finished runs to compare."""
-    having = [method for method in methods if method.finished]
-    if len(having) < 2:
-        return None
-    try:
-        return compare(having)
-    except (ConfigError, DataError):  # for instance if no run has scored personalized models
-        return None
+    having = [method.method for method in records if any(_is_comparable(seed) for seed in method.seeds.values())]
+    return compare(having, point=_POINT) if len(having) > 1 else None
+
+
+def _is_comparable(seed: SeedRecords) -> bool:
+    """Return whether a run has finished and has scores of its clients."""
+    return seed.run.result is not None and bool(seed.scores.get(_POINT))
 
 
 def _tables(compared: Comparison) -> list[NamedTable]:
