@@ -24,6 +24,7 @@ from fedtailor.cli.list import list_
 from fedtailor.cli.onboard import onboard
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.predict import predict
+from fedtailor.cli.report import report
 from fedtailor.cli.resume import resume
 from fedtailor.cli.run import run_
 from fedtailor.cli.shell import command_line
@@ -34,6 +35,7 @@ app.command("demo", cls=Command)(demo)
 app.command("run", cls=Command)(run_)
 app.command("resume", cls=Command)(resume)
 app.command("compare", cls=Command)(compare)
+app.command("report", cls=Command)(report)
 app.command("predict", cls=Command)(predict)
 app.command("export", cls=Command)(export)
 app.command("onboard", cls=Command)(onboard)

@@ -505,11 +505,38 @@ class Run:
         Raises:
             DataError: the file is damaged.
         """
+        return list(self.iterate_clients())
+
+    def iterate_clients(self) -> Iterator[dict[str, Any]]:
+        """Read the lines of ``clients.jsonl`` one at a time, and keep none of them.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        for seed, run in self.seeds.items():
+            for record in run.iterate_clients():
+                yield {"seed": seed, **record}
         if self.seeds:
-            return [{"seed": seed, **record} for seed, run in self.seeds.items() for record in run.clients]
+            return
         done = {record["round"] for record in self.rounds}
-        records = _read_records(self.path, "clients.jsonl", needed="round")
-        return [upgrade_client(record) for record in records if record["round"] in done]
+        for record in _iterate_records(self.path, "clients.jsonl", needed="round"):
+            if record["round"] in done:
+                yield upgrade_client(record)
+
+    def clients_of_round(self, number: int) -> list[dict[str, Any]]:
+        """Return the lines of ``clients.jsonl`` of a round. They are read when they are first asked for, and kept.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        if number not in self._clients_by_round:
+            self._clients_by_round[number] = [line for line in self.iterate_clients() if line["round"] == number]
+        return self._clients_by_round[number]
+
+    @cached_property
+    def _clients_by_round(self) -> dict[int, list[dict[str, Any]]]:
+        """The lines of the rounds that were asked for."""
+        return {}
 
     def model(self, client: str | int, *, seed: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Return a client's tensors by path, and its model card.
@@ -737,12 +764,16 @@ def _read_optional(path: Path) -> dict[str, Any] | None:
 
 
 def _read_records(path: Path, name: str, needed: str = "") -> list[dict[str, Any]]:
-    """Read a file of lines in a run folder; ``round``, and what is ``needed``, must be a whole number."""
-    records = list(read_lines(path / name, within=path))
-    for number, record in enumerate(records, start=1):
+    """Read a file of lines in a run folder, as :func:`_iterate_records` does."""
+    return list(_iterate_records(path, name, needed))
+
+
+def _iterate_records(path: Path, name: str, needed: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the lines of a file in a run folder; ``round``, and what is ``needed``, must be a whole number."""
+    for number, record in enumerate(read_lines(path / name, within=path), start=1):
         if type(record.get("round", None if needed else 0)) is not int:
             raise damaged(path / name, f"line {number} has no number of a round")
-    return records
+        yield record
 
 
 def _seeds_of(run: Run) -> list[int]:

@@ -58,8 +58,9 @@ def read_scores(run: Run, *, point: str, metric: str, group: Group = "known") ->
     number = final.get("round")
     if type(number) is not int:
         raise damaged(run.path / "result.json", f"the evaluation '{point}' has no round")
-    wanted = {"round": number, "point": point, "test_set": "clients", "group": group}
-    found = [line for line in run.clients if all(line.get(name) == value for name, value in wanted.items())]
+    wanted = {"point": point, "test_set": "clients", "group": group}
+    lines_of_round = run.clients_of_round(number)
+    found = [line for line in lines_of_round if all(line.get(name) == value for name, value in wanted.items())]
     lines = {_whole(line, "client", run): line for line in found}
     if len(lines) < len(found):
         raise damaged(run.path / "clients.jsonl", f"a client has two lines of '{point}' after round {number}")
