@@ -39,7 +39,7 @@ def environment(**more):
         ["experiments", "list"],
         ["experiments", "show"],
         ["experiments", "run"],
-        ["experiments", "compare"],
+        ["experiments", "report"],
         ["cache"],
         ["cache", "list"],
         ["cache", "clear"],
