@@ -230,7 +230,7 @@ def run_seed(
     checkpoints = Checkpoints(path / CHECKPOINTS, kept, modules=modules)
     run_as_tracked = tracked_run(config.seeds[0], top or path, to_toml(config))
     tracked = make_tracked(trackers, run_as_tracked, earlier=folder.rounds, warn=progress.note)
-    progress = Several([progress, *tracked])
+    progress = Several([*tracked, progress])  # the time that trackers take to start is not the first round's
     closing = (
         progress.end,
         *(store.close for store in temporary.values()),

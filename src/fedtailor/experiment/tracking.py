@@ -97,7 +97,9 @@ class Tracked(Silence):
         self._run.folder.mkdir(parents=True, exist_ok=True)
         self._read_mark()
         tracker = make_tracker(self._name)
-        self._known_as = tracker.start(self._run._replace(title=title), self._known_as, self._last)
+        log = tracker.start(self._run._replace(title=title), self._known_as, self._last)
+        self._known_as = log.known_as
+        self._last = log.last
         self._tracker = tracker
         for record in self._earlier() if done > self._last else ():
             if self._last < record["round"] <= done:

@@ -34,26 +34,32 @@ class TrackedRun(NamedTuple):
         return dict(_dotted(self.configuration))
 
 
+class Log(NamedTuple):
+    """The log of a run in a tracker."""
+
+    known_as: str
+    """How the tracker finds it again."""
+    last: int
+    """The last round in it; those after it are still to be written."""
+
+
 class Tracker(Protocol):
     """Writes what happens in the run of one seed where another program reads it.
 
     Methods may raise: the tracker is switched off then, and the run goes on.
     """
 
-    def start(self, run: TrackedRun, known_as: str, last: int) -> str:
+    def start(self, run: TrackedRun, known_as: str, last: int) -> Log:
         """Start, or continue, the log of a run.
 
         Args:
             run: the run.
             known_as: what this method returned when an earlier process started the log; empty: it is a new one.
-            last: the last round in the log.
-
-        Returns:
-            What the log is known as.
+            last: the last round that was written to it.
         """
 
     def write(self, rounds: Sequence[tuple[int, Values]]) -> None:
-        """Log the values of some rounds in order; they are in the log when the method returns."""
+        """Log the values of some rounds, in order."""
 
     def finish(self, values: Values) -> None:
         """Log the final scores."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
-from fedtailor.experiment.trackers.base import TrackedRun, Values
+from fedtailor.experiment.trackers.base import Log, TrackedRun, Values
 
 _MOST_METRICS = 1000
 _MOST_PARAMETERS = 100
@@ -24,7 +24,7 @@ _LOUD = ("mlflow", "alembic")
 class MLflow:
     """Writes runs of the experiment ``fedtailor``. To see them: ``mlflow ui --backend-store-uri sqlite:///FILE``."""
 
-    def start(self, run: TrackedRun, known_as: str, last: int) -> str:
+    def start(self, run: TrackedRun, known_as: str, last: int) -> Log:
         """Make a run, or go on with it."""
         for name in _LOUD:
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -33,7 +33,7 @@ class MLflow:
         if known_as:
             self._id = known_as
             self._client.update_run(self._id, status="RUNNING")
-            return self._id
+            return Log(self._id, last)
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
@@ -45,7 +45,7 @@ class MLflow:
         options = [Param(key, str(value)[:_LONGEST_PARAMETER]) for key, value in run.options.items()]
         for first in range(0, len(options), _MOST_PARAMETERS):
             self._client.log_batch(self._id, params=options[first : first + _MOST_PARAMETERS])
-        return self._id
+        return Log(self._id, 0)
 
     def write(self, rounds: Sequence[tuple[int, Values]]) -> None:
         """Write one metric for each value and round."""

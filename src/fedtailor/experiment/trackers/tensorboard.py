@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import tomli_w
 from torch.utils.tensorboard import SummaryWriter
 
-from fedtailor.experiment.trackers.base import TrackedRun, Values
+from fedtailor.experiment.trackers.base import Log, TrackedRun, Values
 
 
 class TensorBoard:
     """Writes event files. To see them: ``tensorboard --logdir RUN/tracking/tensorboard``."""
 
-    def start(self, run: TrackedRun, known_as: str, last: int) -> str:
+    def start(self, run: TrackedRun, known_as: str, last: int) -> Log:
         """Start an event file; a log that is continued consists of several."""
         self._run = run
         self._last = last
@@ -22,7 +22,7 @@ class TensorBoard:
         if not known_as:
             text = "    " + tomli_w.dumps(run.configuration).replace("\n", "\n    ")  # Markdown for code
             self._writer.add_text("configuration", text)
-        return run.name
+        return Log(run.name, last)
 
     def write(self, rounds: Sequence[tuple[int, Values]]) -> None:
         """Write one number for each value and round."""

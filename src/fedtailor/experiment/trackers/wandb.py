@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 from collections.abc import Sequence
 
 import wandb
 
-from fedtailor.experiment.trackers.base import TrackedRun, Values
+from fedtailor.experiment.trackers.base import Log, TrackedRun, Values
 
 
 class WeightsAndBiases:
     """Writes a run of the project ``fedtailor``. To send it: ``wandb sync RUN/tracking/wandb/wandb/offline-run-*``."""
 
-    def start(self, run: TrackedRun, known_as: str, last: int) -> str:
-        """Start a run, or go on with the one of that id."""
-        self._id = known_as or wandb.util.generate_id()
+    def start(self, run: TrackedRun, known_as: str, last: int) -> Log:
+        """Start a run, or write the one of that id again.
+
+        What a killed process has logged is not on the disk. So the files of an unfinished run are replaced.
+        """
+        name = known_as or secrets.token_hex(4)
+        for path in run.folder.glob(f"wandb/offline-run-*-{name}"):
+            shutil.rmtree(path)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "fedtailor",
-            id=self._id,
+            id=name,
             resume="allow",
             name=run.title,
             dir=str(run.folder),
@@ -26,12 +33,12 @@ class WeightsAndBiases:
             config=dict(run.configuration),
             settings=wandb.Settings(console="off", silent=True, save_code=False, disable_git=True),
         )
-        return self._id
+        return Log(name, 0)
 
     def write(self, rounds: Sequence[tuple[int, Values]]) -> None:
         """Write the values of each round as one step."""
         for number, values in rounds:
-            self._run.log(values, step=number)
+            self._run.log(values, step=number, commit=True)
 
     def finish(self, values: Values) -> None:
         """Write the final scores into the summary."""
