@@ -8,14 +8,20 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 
+from fedtailor.cli.main import main
 from fedtailor.cli.show import curves, pace, preparation
 from fedtailor.cli.show.curves import Curves
 from fedtailor.cli.show.pace import TimeLeft
 from fedtailor.cli.show.preparation import Preparation
 from fedtailor.cli.show.progress import LiveProgress, PlainProgress, make_progress
+from fedtailor.core.errors import FedtailorError
+from fedtailor.experiment.assembly import assemble
+from fedtailor.experiment.config import make_config
 
 
 def evaluation(point, mean, worst, group="known"):
@@ -246,3 +252,42 @@ def test_a_run_on_a_real_terminal_draws_curves_and_removes_them(tmp_path):
     text = seen.decode()
     assert " round " in text and "worst tenth" in text and any("\u2801" <= character <= "\u28ff" for character in text)
     assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l"), "the cursor is shown again"
+
+
+@pytest.fixture
+def own_pictures(tmp_path, monkeypatch):
+    """A folder ``own`` with ten pictures of two classes at two sites each, and lines also about short work."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(preparation, "_SHORT", 0.0)
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))
+    for number in range(40):
+        path = tmp_path / "own" / f"site{number % 2}" / ("cat" if number < 20 else "dog") / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8), dtype=np.uint8)
+        Image.fromarray(pixels).save(path)
+    return tmp_path / "own"
+
+
+@pytest.mark.parametrize("command", ["check own --json", "partition --data own --json"])
+def test_data_commands_count_the_pictures_they_read(own_pictures, capsys, command):
+    assert main(["data", *command.split()]) == 0
+    told = capsys.readouterr()
+    assert told.err == "reading pictures: 40 of 40\n" and told.out.count("\n") == 1
+
+
+def test_a_run_counts_the_pictures_it_reads(own_pictures, capsys):
+    told = []
+    progress = PlainProgress()
+    progress.prepare = lambda *values: told.append(values)
+    parts = assemble(make_config({"data": {"path": str(own_pictures)}}), 0, progress=progress)
+    parts.engine.close()
+    assert told == [("reading pictures", done, 40) for done in range(1, 41)]
+
+
+def test_what_is_shown_of_the_pictures_goes_when_they_cannot_be_used(own_pictures, monkeypatch, capsys):
+    ended = []
+    progress = PlainProgress()
+    monkeypatch.setattr(progress, "end", lambda: ended.append(True))
+    with pytest.raises(FedtailorError):
+        assemble(make_config({"data": {"path": str(own_pictures), "partition": "nonsense"}}), 0, progress=progress)
+    assert ended == [True]
