@@ -241,7 +241,9 @@ def test_the_locks_agree_with_the_project():
 
     run, test = ((ROOT / name).read_text().splitlines() for name in ("requirements.lock", "requirements-test.lock"))
     extras = project["optional-dependencies"]
-    needed = {name for extra in set(extras) - set(TRACKERS) for name in names(extra)}  # tests have stand-ins of these
+    needed = {
+        name for extra in set(extras) - set(TRACKERS) for name in names(extras[extra])
+    }  # tests have stand-ins of these
     assert names(project["dependencies"]) <= names(run)
     assert needed <= names(test) and not needed & names(run)
     assert names(extras["plot"]) | names(extras["data"]) <= names(extras["test"]), "tests cover every extra"

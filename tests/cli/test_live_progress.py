@@ -52,7 +52,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def live(monkeypatch, capsys):
-    """A progress on a terminal, with a function that draws it."""
+    """A progress on a terminal, with a function that draws it; the test ends it, while stderr is captured."""
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     progress = make_progress(runs=2)
     assert type(progress) is LiveProgress
@@ -62,8 +62,7 @@ def live(monkeypatch, capsys):
         Console(file=out, width=width, height=height, color_system=None).print(progress._screen)
         return out.getvalue().splitlines()
 
-    yield progress, draw
-    progress.end()
+    return progress, draw
 
 
 def test_the_line_follows_every_round_and_keeps_the_latest_accuracy(live, capsys):
@@ -80,6 +79,7 @@ def test_the_line_follows_every_round_and_keeps_the_latest_accuracy(live, capsys
     assert "note: odd \n" in capsys.readouterr().err
     progress.begin("next", 3)
     assert draw() == ["next: round 1/3"], "the next run begins with an empty picture"
+    progress.end()
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 24), (200, 60), (30, 12)])
@@ -91,6 +91,7 @@ def test_curves_fit_the_terminal(live, width, height):
         scores = [evaluation(point, 0.9 * share, 0.4 * share) for point in ("local", "global", "personalized")]
         progress.round(record_of(number, *scores))
     lines = draw(width, height)
+    progress.end()
     assert len(lines) < height and max(map(len, lines)) <= width
     shown = [name for name in ("local", "global", "personalized") if any(line.startswith(name) for line in lines)]
     assert shown == (["personalized"] if height == 12 else ["local", "global", "personalized"])
@@ -289,5 +290,5 @@ def test_what_is_shown_of_the_pictures_goes_when_they_cannot_be_used(own_picture
     progress = PlainProgress()
     monkeypatch.setattr(progress, "end", lambda: ended.append(True))
     with pytest.raises(FedtailorError):
-        assemble(make_config({"data": {"path": str(own_pictures), "partition": "nonsense"}}), 0, progress=progress)
+        assemble(make_config({"data": {"path": str(own_pictures / "missing")}}), 0, progress=progress)
     assert ended == [True]

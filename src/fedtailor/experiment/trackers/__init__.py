@@ -50,7 +50,7 @@ def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
         needed = entry.libraries[:1] if os.environ.get(entry.instead) else entry.libraries
         missing = [library for library in needed if importlib.util.find_spec(library) is None]
         if missing:
-            message = f"{entry.title} needs {' and '.join(missing)}: pip install 'fedtailor[{name}]'"
+            message = f"{entry.title} needs {', '.join(missing)}: pip install 'fedtailor[{name}]'"
             raise ConfigError(message, key="track", allowed="a tracker whose library is installed", got=name)
     return tuple(found)
 
