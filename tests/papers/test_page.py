@@ -48,8 +48,7 @@ def test_figures_are_those_of_the_records(page):
     right = record["by_client"]["correct"]["personalized"][0]
     accuracy = round(100 * right / record["by_client"]["num_test"][0], 2)
     table = figures["pfedvem-fmnist_100-accuracy-by-size"].table
-    column = list(table.columns).index("FedPer")
-    assert accuracy in [row[column] for row in table.rows]
+    assert any(accuracy in row and "FedPer" in row for row in table.rows)
 
 
 def test_names_of_figures_are_unique():

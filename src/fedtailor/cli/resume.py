@@ -8,37 +8,43 @@ from typing import Annotated
 import typer
 
 from fedtailor.cli.compare import resume_comparison
-from fedtailor.cli.options import Debug, Json
+from fedtailor.cli.options import Debug, Json, Track
 from fedtailor.cli.shell import guarded, print_json
-from fedtailor.core.errors import ConfigError
+from fedtailor.core.errors import ConfigError, UsageError
 
 
 def resume(
     run: Annotated[
         str, typer.Argument(metavar="RUN", show_default=False, help="Folder of the run, or of a comparison.")
     ],
+    track: Track = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Resume an interrupted or killed run, or a comparison. Results are those of an uninterrupted run."""
     from fedtailor.experiment.config import load_config
     from fedtailor.experiment.records import COMPARISON_FILE, NO_RUN, holds_run
+    from fedtailor.experiment.trackers import check_trackers
 
     path = Path(run)
     if (path / COMPARISON_FILE).is_file():
+        if track:
+            raise UsageError("--track works with single runs only, not with a comparison. Leave it out.", key="track")
         resume_comparison(path, json=json)
         return
     if not holds_run(path):
         raise ConfigError(NO_RUN.format(path=run), key="run", allowed="a folder that fedtailor run has made", got=run)
     settings = load_config(path / "experiment.toml")
+    trackers = check_trackers(track or [])
 
     from fedtailor.cli.show.progress import make_progress
     from fedtailor.cli.show.results import show_result
+    from fedtailor.experiment.run import count_unfinished
     from fedtailor.experiment.run import run as go_on
 
-    progress = make_progress(runs=len(settings.seeds))
+    progress = make_progress(runs=count_unfinished(path, settings))
     with guarded(run, resumable=True):
-        result = go_on(settings, out=path, progress=progress)
+        result = go_on(settings, out=path, progress=progress, track=trackers)
     if json:
         print_json(result)
     else:
