@@ -26,12 +26,14 @@ from fedtailor.cli.predict import predict
 from fedtailor.cli.resume import resume
 from fedtailor.cli.run import run_
 from fedtailor.cli.shell import command_line
+from fedtailor.cli.sweep import sweep
 from fedtailor.cli.what_leaves import what_leaves
 
 app = make_app()
 app.command("demo", cls=Command)(demo)
 app.command("run", cls=Command)(run_)
 app.command("resume", cls=Command)(resume)
+app.command("sweep", cls=Command)(sweep)
 app.command("predict", cls=Command)(predict)
 app.command("export", cls=Command)(export)
 app.command("onboard", cls=Command)(onboard)

@@ -305,7 +305,10 @@ def average(results: Sequence[Record]) -> Record:
     result.
     """
     first = results[0]
-    means = {name: _average([result[name] for result in results]) for name in first if name != "split_sha256"}
+    shared = [
+        name for name in first if all(name in result for result in results)
+    ]  # one seed may have reused a training
+    means = {name: _average([result[name] for result in results]) for name in shared if name != "split_sha256"}
     if "split_sha256" in first:
         means["shared_split"] = len({result["split_sha256"] for result in results}) == 1
     if "events" in first:
