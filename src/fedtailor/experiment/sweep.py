@@ -27,8 +27,9 @@ from fedtailor.experiment.config import Config, load_config, to_toml
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.experiment.records import COMPARISON_FILE, RunFolder, exclusive, refuse_existing
 from fedtailor.experiment.resume import refuse_other_values
+from fedtailor.experiment.reuse import differs_at_the_end
 from fedtailor.experiment.run import unused_folder
-from fedtailor.experiment.runner import Job, begin, make_jobs, run_jobs
+from fedtailor.experiment.runner import Job, begin, is_finished, make_jobs, run_jobs
 from fedtailor.experiment.sweep_space import SweepOptions, as_table, load_sweep, sweep_to_toml, with_values
 from fedtailor.experiment.sweep_trials import Plan, Trial, make_plans, unequal_budgets
 
@@ -256,14 +257,9 @@ def _notes_on_continuing(config: Config, plans: Sequence[Plan]) -> list[str]:
         reason = "checkpoint.every is 0"
     elif any(":" in f"{plan.trials[0].config.algorithm.name}{config.model.name}" for plan in plans):
         reason = "code of your own may change between runs"
-    elif any(_has_other_last_round(trial.config.schedule) for plan in plans for trial in plan.trials):
+    elif any(differs_at_the_end(trial.config.schedule) for plan in plans for trial in plan.trials):
         reason = "all clients take part in a last round; set federation.full_last_round to false"
     return [f"trials that go on train again from the first round, because {reason}."] if reason else []
-
-
-def _has_other_last_round(schedule: Schedule) -> bool:
-    """Return whether other clients take part in the last round than if it were not the last one."""
-    return schedule.participation.full_last_round and schedule.participation.plan != "all"
 
 
 def rungs(trials: int, rounds: int, factor: int) -> list[Rung]:
@@ -293,7 +289,7 @@ def _try_all(
 ) -> list[Tried]:
     """Run the trials of a method; with halving, in several steps."""
     tried = [Tried(trial) for trial in plan.trials]
-    progress.speak()
+    has_spoken = False
     for step, rung in enumerate(rungs(len(tried), schedule.rounds, factor)):
         going_on = tried if step == 0 else best_of(tried, step - 1)[: rung.trials]
         for each in sorted(going_on, key=lambda one: one.trial.number):
@@ -302,10 +298,12 @@ def _try_all(
             if factor:
                 config = with_values(config, {"federation.rounds": rung.rounds})
                 rounds = f", {rung.rounds} of {schedule.rounds} rounds"
-            say(f"{plan.method}: trial {each.trial.number} of {len(tried)}{rounds}: {each.trial}")
             (job,) = make_jobs([config], folder)
+            before = " (finished before)" if is_finished(job) else ""
+            say(f"{plan.method}: trial {each.trial.number} of {len(tried)}{rounds}: {each.trial}{before}")
+            progress.speaks = not before and not has_spoken
             (outcome,) = run_jobs([job], progress)
-            progress.be_quiet()
+            has_spoken = has_spoken or progress.speaks
             found = None if outcome.result is None else _measure(job)
             if found is not None:
                 each.measured.append(found)
@@ -377,12 +375,12 @@ def _conclude(
 ) -> Record:
     """Choose, write the chosen configurations and the result of the sweep, and return it."""
     owners = {
-        measured.job.folder.name: f"{plan.method} trial {each.trial.number}"
+        measured.job.folder.name: _trial_name(plan.method, each.trial)
         for plan, method in zip(plans, tried, strict=True)
         for each in method
         for measured in each.measured
     }
-    methods = []
+    methods: list[Record] = []
     for plan, method in zip(plans, tried, strict=True):
         steps = len(rungs(len(method), config.schedule.rounds, options.halving))
         methods.append(_conclude_method(plan, method, steps, folder, owners))
@@ -427,7 +425,7 @@ def _conclude_method(plan: Plan, tried: Sequence[Tried], steps: int, folder: Pat
     ]
     going = [each for each in ranked if not each.error]
     ranks = {each.trial.number: place for place, each in enumerate(going, start=1)}
-    trials = [_trial_record(each, ranks.get(each.trial.number), owners) for each in tried]
+    trials = [_trial_record(plan.method, each, ranks.get(each.trial.number), owners) for each in tried]
     finished = best_of(tried, steps - 1)
     record: Record = {
         "method": plan.method,
@@ -447,8 +445,9 @@ def _conclude_method(plan: Plan, tried: Sequence[Tried], steps: int, folder: Pat
     return record
 
 
-def _trial_record(tried: Tried, rank: int | None, owners: Mapping[str, str]) -> Record:
+def _trial_record(method: str, tried: Tried, rank: int | None, owners: Mapping[str, str]) -> Record:
     """Return what the result says of a trial: its last rung, and all rungs."""
+    own = _trial_name(method, tried.trial)
     steps: list[Record] = [
         {
             "rounds": each.rounds,
@@ -475,11 +474,15 @@ def _trial_record(tried: Tried, rank: int | None, owners: Mapping[str, str]) -> 
         "run": last.get("run"),
         "trained_rounds": sum(step["trained_rounds"] for step in steps),
         "reused_rounds": sum(step["reused_rounds"] for step in steps),
-        "reused_from": sorted({name for step in steps for name in step["reused_from"]}),
+        "reused_from": sorted({name for step in steps for name in step["reused_from"]} - {own}),
         "seconds": math.fsum(step["seconds"] for step in steps),
         "steps": steps,
         "error": tried.error or None,
     }
+
+
+def _trial_name(method: str, trial: Trial) -> str:
+    return f"{method} trial {trial.number}"
 
 
 def _spread(measured: Sequence[Measured]) -> Record | None:
@@ -525,19 +528,12 @@ def _test_scores(folder: Path) -> Record:
 
 
 class _ProgressOfTrials:
-    """Passes on the progress of trials, without scores on test examples, and with the notes of first trials only."""
+    """Passes on the progress of trials, without scores on test examples, and with notes as long as ``speaks``."""
 
     def __init__(self, shown: Progress) -> None:
         self._shown = shown
-        self._speaks = True
-
-    def speak(self) -> None:
-        """Pass on notes from here on."""
-        self._speaks = True
-
-    def be_quiet(self) -> None:
-        """Keep notes back; they are in the run's folder."""
-        self._speaks = False
+        self.speaks = True
+        """Whether notes are passed on; all of them are in the run's folder."""
 
     def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
         """Start a run of one seed."""
@@ -554,7 +550,7 @@ class _ProgressOfTrials:
 
     def note(self, text: str) -> None:
         """Report something that a user should know."""
-        if self._speaks:
+        if self.speaks:
             self._shown.note(text)
 
     def end(self) -> None:

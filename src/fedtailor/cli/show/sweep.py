@@ -17,7 +17,8 @@ _MOST_TRIALS = 30
 def show_sweep(result: Mapping[str, Any]) -> None:
     """Print the result of a sweep: the trials of every method, what was chosen, and the spread of what was tried."""
     for method in result["methods"]:
-        _show_trials(method, result)
+        is_last = method is result["methods"][-1]
+        _show_trials(method, result, below=_explanation(result) if is_last else "")
     _show_methods(result)
     steps = [step for method in result["methods"] for trial in method["trials"] for step in trial["steps"]]
     warn([{"events": step["events"], "run": Path(result["sweep"]) / step["run"]} for step in steps])
@@ -29,26 +30,32 @@ def show_sweep(result: Mapping[str, Any]) -> None:
         say(f"The best: fedtailor run {shlex.quote(str(path))}")
 
 
-def _show_trials(method: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Print the trials of a method, the best first."""
-    keys = list(method["trials"][0]["values"])
-    ranked = sorted(method["trials"], key=lambda trial: (trial["rank"] is None, trial["rank"], trial["trial"]))
-    rows = [_trial_row(trial, keys) for trial in ranked[:_MOST_TRIALS]]
-    names = [key.removeprefix("algorithm.") for key in keys]
-    columns = ["rank", "trial", *names, "validation", "rounds", "trained", "seconds", "reused of"]
-    number = len(method["trials"])
-    title = f"{method['method']} on {result['dataset']}: {number} trials, accuracy in % on validation examples"
+def _explanation(result: Mapping[str, Any]) -> str:
+    """Return what the columns of the trials are."""
     seeds = result["seeds"]
     which = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds ± standard error"
     sentences = [
         f"validation: mean accuracy of personalized models over clients, {which}.",
-        "trained: rounds over all seeds that were trained for this trial; the others are those of the trials under "
-        "'reused of', which have trained the same.",
-        "seconds: of this trial's own work.",
+        "trained: rounds that were trained for this trial, over all seeds. It took over the other rounds from the "
+        "trials under 'reused from', which have trained the same.",
+        "seconds: of the trial's own work.",
     ]
-    if len(ranked) > _MOST_TRIALS:
-        sentences.insert(0, f"And {len(ranked) - _MOST_TRIALS} more, in sweep.json.")
-    table(title, columns, rows, below=" ".join(sentences))
+    if result["halving"]:
+        sentences.append("A trial that went on continued its own training, and is ahead of those that did not.")
+    return " ".join(sentences)
+
+
+def _show_trials(method: Mapping[str, Any], result: Mapping[str, Any], *, below: str) -> None:
+    """Print the trials of a method, the best first, and what the columns are."""
+    keys = list(method["trials"][0]["values"])
+    ranked = sorted(method["trials"], key=lambda trial: (trial["rank"] is None, trial["rank"] or trial["trial"]))
+    rows = [_trial_row(trial, keys) for trial in ranked[:_MOST_TRIALS]]
+    names = [key.removeprefix("algorithm.") for key in keys]
+    columns = ["rank", "trial", *names, "validation", "rounds", "trained", "seconds", "reused from"]
+    number = len(ranked)
+    title = f"{method['method']} on {result['dataset']}: {number} trials, accuracy in % on validation examples"
+    more = f"And {number - _MOST_TRIALS} more, in sweep.json. " if number > _MOST_TRIALS else ""
+    table(title, columns, rows, below=more + below)
     for trial in ranked:
         if trial["error"]:
             say(f"trial {trial['trial']} of {method['method']} failed: {trial['error']}", style="yellow")
@@ -101,9 +108,11 @@ def _show_methods(result: Mapping[str, Any]) -> None:
     columns += ["best\ntrial", "validation", "test"]
     sentences = ["Validation scores chose; test scores did not decide, and are read after the choice."]
     if result["halving"]:
-        sentences.append("min to max: of all trials after their first rounds, which are the same number for all.")
+        sentences.append(
+            "min to max: of all trials that did not fail, after the first rounds, whose number is the same for all."
+        )
     else:
-        sentences.append("min to max: of all trials, on validation examples.")
+        sentences.append("min to max: of all trials that did not fail, on validation examples.")
     sentences.append("The best of many validation scores is too high by chance; its test score is not.")
     table("What was chosen: accuracy in %", columns, rows, left=2, below=" ".join(sentences))
 
