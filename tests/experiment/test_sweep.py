@@ -569,6 +569,18 @@ def test_a_damaged_folder_is_an_error(name, text, copied):
         sweep(config(("seeds", [0, 1])), **RANDOM, out=folder)
 
 
+def test_a_damaged_result_of_a_trial_is_an_error(copied):
+    folder, result = copied
+    place = folder / result["methods"][0]["trials"][0]["run"]
+    for text in ("{", "{}", '{"metrics": 3}'):
+        (place / "seed-1" / "result.json").write_text(text)
+        with pytest.raises(DataError, match="damaged"):
+            sweep(config(("seeds", [0, 1])), **RANDOM, out=folder)
+    (place / "seed-1" / "result.json").unlink()
+    with pytest.raises(DataError, match="damaged"):
+        sweep(config(("seeds", [0, 1])), **RANDOM, out=folder)
+
+
 def test_two_processes_do_not_write_to_one_folder(copied):
     folder, _ = copied
     with exclusive(folder), pytest.raises(ConfigError, match="another process"):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import safe_name, to_json, write_whole
-from fedtailor.core.errors import ConfigError, RunError, one_line
+from fedtailor.core.errors import ConfigError, DataError, RunError, one_line
 from fedtailor.core.options import show
 from fedtailor.core.schedule import Schedule
 from fedtailor.experiment.assembly import assemble
@@ -304,7 +304,7 @@ def _try_all(
             progress.speaks = not before and not has_spoken
             (outcome,) = run_jobs([job], progress)
             has_spoken = has_spoken or progress.speaks
-            found = None if outcome.result is None else _measure(job)
+            found = None if outcome.result is None else _read(job)
             if found is not None:
                 each.measured.append(found)
                 continue
@@ -325,9 +325,23 @@ def validation_accuracy(result: Mapping[str, Any]) -> float | None:
     return accuracy if isinstance(accuracy, float | int) and math.isfinite(accuracy) else None
 
 
-def _measure(job: Job) -> Measured | None:
-    """Read the validation scores of a finished run; None if a seed has none."""
-    results = _results_by_seed(job)
+def _read(job: Job) -> Measured | None:
+    """Read what a finished run says of its trial; None if a seed has no validation score.
+
+    Raises:
+        DataError: the result is damaged.
+    """
+    try:
+        return _measure(job, _results_by_seed(job))
+    except (KeyError, TypeError, AttributeError) as reason:
+        raise DataError(
+            f"the result in '{job.folder}' is damaged. Remove this folder, and the trial runs again.",
+            path=str(job.folder),
+        ) from reason
+
+
+def _measure(job: Job, results: Mapping[int, Record]) -> Measured | None:
+    """Return what the results of the seeds of a run say of its trial; None if a seed has no validation score."""
     found = {seed: validation_accuracy(result) for seed, result in results.items()}
     scores = {seed: score for seed, score in found.items() if score is not None}
     if len(scores) < len(found):
