@@ -203,7 +203,7 @@ def test_the_best_configuration_gives_the_same_bits(finished, tmp_path):
     "metrics", [{}, {"validation": {"clients": {"evaluated": 0}}}, {"validation": {"accuracy": {"mean": None}}}]
 )
 def test_a_result_without_validation_scores_has_none(metrics):
-    assert validation_accuracy({"metrics": metrics}) is None
+    assert validation_accuracy(metrics) is None
 
 
 def test_without_validation_examples_nothing_is_chosen(tmp_path):
@@ -335,7 +335,7 @@ def test_the_best_go_on_and_continue_their_own_training(tmp_path, count_rounds):
         config(("federation.rounds", 4), ("training.lr", trials[method["best"]["trial"] - 1]["values"]["training.lr"])),
         out=tmp_path / "alone",
     )
-    assert validation_accuracy(alone) == method["best"]["validation"]
+    assert validation_accuracy(alone["metrics"]) == method["best"]["validation"]
 
 
 def test_it_is_said_when_a_training_cannot_be_continued(tmp_path, count_rounds):

@@ -319,9 +319,9 @@ def best_of(tried: Iterable[Tried], rung: int) -> list[Tried]:
     return sorted(scored, key=lambda each: (-each.measured[rung].validation, each.trial.number))
 
 
-def validation_accuracy(result: Mapping[str, Any]) -> float | None:
+def validation_accuracy(metrics: Mapping[str, Any]) -> float | None:
     """Return the mean accuracy of personalized models over known clients on validation examples; None without any."""
-    accuracy = result.get("metrics", {}).get("validation", {}).get("accuracy", {}).get("mean")
+    accuracy = metrics.get("validation", {}).get("accuracy", {}).get("mean")
     return accuracy if isinstance(accuracy, float | int) and math.isfinite(accuracy) else None
 
 
@@ -342,7 +342,7 @@ def _read(job: Job) -> Measured | None:
 
 def _measure(job: Job, results: Mapping[int, Record]) -> Measured | None:
     """Return what the results of the seeds of a run say of its trial; None if a seed has no validation score."""
-    found = {seed: validation_accuracy(result) for seed, result in results.items()}
+    found = {seed: validation_accuracy(result["metrics"]) for seed, result in results.items()}
     scores = {seed: score for seed, score in found.items() if score is not None}
     if len(scores) < len(found):
         return None
