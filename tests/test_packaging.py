@@ -31,7 +31,8 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     modules = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "fedtailor").rglob("*.py")}
-    assert names == modules | {"fedtailor/py.typed"}
+    page = {f"fedtailor/report/page/page.{ending}" for ending in ("html", "css", "js")}
+    assert names == modules | page | {"fedtailor/py.typed"}
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_an_interrupted_sweep_says_how_to_go_on(monkeypatch, capsys):
     code, _, err = outcome(["sweep", "sweep.toml", "--rounds", "2", "--out", "a b"], capsys)
     assert code == 6
     last = err.splitlines()[-1]
-    assert last == "interrupted. To go on: fedtailor sweep 'a b/sweep.toml' --out 'a b'"
+    assert last == "interrupted. To resume: fedtailor resume 'a b'"
     monkeypatch.setattr(module, "run_jobs", run_jobs)
     code, out, _ = outcome([*shlex.split(last.partition(": fedtailor ")[2]), "--json"], capsys)
     assert code == 0 and json.loads(out)["rounds"] == 2

@@ -90,7 +90,7 @@ def test_the_documented_signatures_are_those_of_the_base_class():
     )
     found = {name: arguments.split(", ") for names, arguments in rows for name in re.findall(r"\w+", names)}
     expected = {name: list(inspect.signature(getattr(Algorithm, name)).parameters)[1:] for name in found}
-    assert found == expected and len(found) == 11
+    assert found == expected and len(found) == 12
 
 
 def test_a_dataclass_that_cannot_be_made_is_explained(tmp_path, monkeypatch):

@@ -101,7 +101,7 @@ def test_steps_of_new_clients_count_what_onboarding_says(algorithm, model="modul
     task = small_federation(model).common_task
     trace = oracle(algorithm, model)
     onboards = describe(one.onboarding) != "none"
-    for (_, client), (personal, numbers, _) in trace.of("personalize").items():
+    for (_, client), (personal, numbers, _, _) in trace.of("personalize").items():
         if client in small_federation(model).new:
             steps = numbers["steps"] - one.diagnostics(task, personal).get("steps", 0)
             assert (steps > 0) == (onboards and client == 7), "client 8 has no examples"

@@ -81,7 +81,13 @@ def test_resolved_configurations_are_complete_and_stable():
         "robust": "none",
         "robust_share": 0.25,
     }
-    assert written["evaluation"] == {"every": 2, "personalized_every": 1, "select": "best", "patience": 4}
+    assert written["evaluation"] == {
+        "every": 2,
+        "personalized_every": 1,
+        "select": "best",
+        "patience": 4,
+        "class_means": False,
+    }
     own = set(type(parts.algorithm).option_names())
     assert set(written["algorithm"]) == {"name", "preset"} | own
     assert written["algorithm"]["cov_ridge"] == 1e-4, "the preset's value is written"

@@ -458,6 +458,7 @@ def test_a_method_with_nothing_to_vary_has_one_trial():
     [
         ({}, "nothing to try"),
         ({"lr": [0.1]}, "did you mean 'training.lr'"),
+        ({"finetune": ["head"]}, "unknown option 'finetune'"),
         ({"training": [0.1]}, "must be a section"),
         ({"seed": [1]}, "SECTION.OPTION"),
         ({"": [1]}, "SECTION.OPTION"),

@@ -38,7 +38,7 @@ def assert_run(recorder, federation, algorithm, *, rounds=2):
         body, shared = lda.server_average(list(updates.values()), sizes)
         for client in [*federation.known, *federation.new]:
             own = updates[client][0] if algorithm.evaluated_body == "local" and client in updates else body
-            personal, _, scores = recorder.visit(round, "personalize", client).output
+            personal, _, scores, _ = recorder.visit(round, "personalize", client).output
             assert_personal(personal, federation, client, own, shared, algorithm)
             x, y = harness.examples(federation, client, "test")
             assert_scores(scores["clients"], logits_of(federation, client, own, shared, algorithm), y, TOLERANCE)

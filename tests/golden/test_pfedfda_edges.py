@@ -80,7 +80,7 @@ def test_constant_features_without_ridge_or_blend_stay_finite(recorder):
     recorder.run(PFedFDA(training=TRAINING, beta="none", cov_ridge=0.0, cov_offset=0.0), federation, rounds=1)
     assert recorder.reports[0].events == []
     for client in federation.known:
-        personal, _, _ = recorder.visit(1, "personalize", client).output
+        personal, _, _, _ = recorder.visit(1, "personalize", client).output
         assert all(bool(torch.isfinite(leaf).all()) for leaf in tree.leaves(personal))
 
 

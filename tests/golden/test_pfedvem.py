@@ -115,7 +115,7 @@ def assert_update(visit, algorithm, before, body, w, rho2, x, y, test):
 
 def assert_personal(recorder, federation, round, client, algorithm, body, w, posteriors, bodies):
     """Compare the personal model of a client after a round, and the global one on its test examples."""
-    personal, diagnostics, scores = recorder.visit(round, "personalize", client).output
+    personal, diagnostics, scores, _ = recorder.visit(round, "personalize", client).output
     own = posteriors.get(client) or first_posterior(w, algorithm.initial_scale)
     expected = bodies.get(client, body) if algorithm.evaluated_body == "local" else body
     harness.assert_close(personal.body, expected, TOLERANCE)
@@ -192,7 +192,7 @@ def test_right_after_training_and_later_it_is_the_same_model(recorder):
     federation = harness.make_federation(THREE)
     recorder.run(PFedVEM(training=TRAINING), federation)
     for client in federation.known:
-        before, after = (recorder.visit(2, name, client).output[-1] for name in ("train", "personalize"))
+        before, after = (recorder.visit(2, name, client).output.scores for name in ("train", "personalize"))
         assert torch.equal(before.loss_sum, after["clients"].loss_sum)
 
 

@@ -264,10 +264,14 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
         )
         return Personal({**body, **tuned.params}, self._noise(key), tuned.steps)
 
+    def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+        """Return the means (n, V) of the Gaussian features."""
+        return self._gaussian_features(task, personal, x).mean
+
     def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return logits or log-probabilities, averaged over samples of the features."""
+        z = self._gaussian_features(task, personal, x)
         task = self._with_gaussian_layer(task)
-        z = bottleneck.split(predict_features(task, personal.model, x))
         if self.prediction == "mean_logits":  # the head is linear: the mean of its logits is that of the mean sample
             return task.model.head(personal.model, z.mean + z.std * personal.noise.mean(0))
         return bottleneck.mean_log_probabilities(task, personal.model, z, personal.noise)
@@ -281,6 +285,9 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
 
     def _with_gaussian_layer(self, task: Task) -> Task:
         return task._replace(model=self._gaussian_model(task))
+
+    def _gaussian_features(self, task: Task, personal: Personal, x: Tensor) -> bottleneck.Gaussians:
+        return bottleneck.split(predict_features(self._with_gaussian_layer(task), personal.model, x))
 
     def _body(self, shared: ServerState, state: ClientState) -> Params:
         """Return the body that a client starts from: the server's, or its personal one."""

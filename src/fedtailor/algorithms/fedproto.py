@@ -193,9 +193,13 @@ class FedProto(Algorithm[ServerState, Params, Personal]):
         """Return the client's own model with the global prototypes."""
         return Personal(state, download.shared.prototypes)
 
+    def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+        """Return the features of the model."""
+        return predict_features(task, personal.model, x)
+
     def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return negative squared distances from the prototypes, -inf where there is none; or the head's logits."""
-        z = predict_features(task, personal.model, x)
+        z = self.features(task, personal, x)
         if self.prediction == "head":
             return task.model.head(personal.model, z)
         prototypes = personal.prototypes

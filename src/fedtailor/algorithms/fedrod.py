@@ -206,7 +206,11 @@ class FedRoD(Algorithm[ServerState, Params, Personal]):
         shared = download.shared
         return Personal(shared.model, personal_head(task, state, shared.hyper, data.info.class_counts))
 
+    def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+        """Return the features that both heads receive."""
+        return predict_features(task, personal.model, x)
+
     def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the sum of both heads' logits."""
-        z = predict_features(task, personal.model, x)
+        z = self.features(task, personal, x)
         return task.model.head(personal.model, z) + task.model.head(personal.head, z)

@@ -183,13 +183,19 @@ class FedSR(Algorithm[ServerState, tuple[()], FineTuned]):
         )
         return FineTuned({**model, **tuned.params}, tuned.steps)
 
+    def features(self, task: Task, personal: FineTuned, x: Tensor) -> Tensor:
+        """Return the means (n, V) of the Gaussian features."""
+        return self._gaussian_features(task, personal, x).mean
+
     def predict(self, task: Task, personal: FineTuned, x: Tensor) -> Tensor:
         """Return the logarithms of probabilities, averaged over samples of the features."""
-        task = self.with_gaussian_layer(task)
         noise = normal(new_key(0, purpose="prediction"), (self.prediction_samples, self.latent_dim))
-        z = bottleneck.split(predict_features(task, personal.model, x))
-        return bottleneck.mean_log_probabilities(task, personal.model, z, noise)
+        z = self._gaussian_features(task, personal, x)
+        return bottleneck.mean_log_probabilities(self.with_gaussian_layer(task), personal.model, z, noise)
 
     def with_gaussian_layer(self, task: Task) -> Task:
         """Return the task whose model has the Gaussian layer and the head on top of it."""
         return task._replace(model=bottleneck.GaussianModel(task.model, self.latent_dim, task.num_classes))
+
+    def _gaussian_features(self, task: Task, personal: FineTuned, x: Tensor) -> bottleneck.Gaussians:
+        return bottleneck.split(predict_features(self.with_gaussian_layer(task), personal.model, x))

@@ -50,6 +50,7 @@ from fedtailor.toolkit import (
     Task,
     classification_loss,
     forward,
+    predict_features,
     predict_logits,
     train,
     tree,
@@ -143,6 +144,10 @@ class IFCA(Algorithm[ServerState, tuple[()], Chosen]):
     ) -> Chosen:
         """Choose a model by the training examples."""
         return choose(task, download.shared.models, data.train, key)
+
+    def features(self, task: Task, personal: Chosen, x: Tensor) -> Tensor:
+        """Return the features of the chosen model."""
+        return predict_features(task, personal.model, x)
 
     def predict(self, task: Task, personal: Chosen, x: Tensor) -> Tensor:
         """Return the logits of the chosen model."""

@@ -154,12 +154,16 @@ class KNNPer(Algorithm[ModelState, tuple[()], Personal]):
         mixing = torch.where(data.val.size() > 0, best, self.mixing)
         return personal._replace(mixing=torch.where(table.size() > 0, mixing, 0.0))
 
+    def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+        """Return the features of the global model."""
+        return predict_features(task, personal.model, x)
+
     def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the logarithms of the mixed probabilities; the logits of a model that remembers nothing."""
         memory: Memory = personal.memory.value
         if len(memory.labels) == 0:
             return predict_logits(task, personal.model, x)
-        z = predict_features(task, personal.model, x)
+        z = self.features(task, personal, x)
         near = neighbor_probabilities(memory, z, task.num_classes, self.neighbors, self.kernel_scale)
         mixture = torch.lerp(task.model.head(personal.model, z).softmax(1), near, personal.mixing)
         return mixture.clamp(min=torch.finfo(mixture.dtype).tiny).log()

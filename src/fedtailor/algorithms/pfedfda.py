@@ -228,13 +228,17 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
         blend = self._blend(task, shared, features, prior, state, key, min_count=self.evaluate_min_class_count)
         return _personal(shared.body, blend, prior)
 
+    def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+        """Return the features of the body."""
+        return predict_features(task, personal.body, x)
+
     def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return logits: log joint densities up to a term that all classes share."""
-        return predict_features(task, personal.body, x) @ personal.head.weight.T + personal.head.bias
+        return self.features(task, personal, x) @ personal.head.weight.T + personal.head.bias
 
     def ood_score(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the Mahalanobis distance of features from the nearest class mean."""
-        z = predict_features(task, personal.body, x)
+        z = self.features(task, personal, x)
         return gaussian.mahalanobis(z, personal.means, personal.covariance, _SHRINKAGE).to(z.dtype)
 
     def diagnostics(self, task: Task, personal: Personal) -> dict[str, Tensor]:

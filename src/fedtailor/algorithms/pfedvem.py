@@ -265,9 +265,13 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
         posterior = started.posterior
         return Personal(body, posterior.mean, posterior.deviation(), self._noise(posterior.mean, key))
 
+    def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+        """Return the features of the body."""
+        return predict_features(task, personal.body, x)
+
     def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return logits of the mean head, or log-probabilities averaged over drawn heads."""
-        z = predict_features(task, personal.body, x)
+        z = self.features(task, personal, x)
         if not isinstance(personal.noise, Tensor):
             return task.model.head(personal.head, z)
         heads = gaussian_heads.draw_heads(personal.head, personal.deviation, personal.noise)

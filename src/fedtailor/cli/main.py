@@ -14,6 +14,7 @@ import typer
 
 from fedtailor import __version__
 from fedtailor.cli.cache import cache_app
+from fedtailor.cli.compare import compare
 from fedtailor.cli.data import data_app
 from fedtailor.cli.demo import demo
 from fedtailor.cli.doctor import doctor
@@ -23,6 +24,7 @@ from fedtailor.cli.list import list_
 from fedtailor.cli.onboard import onboard
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.predict import predict
+from fedtailor.cli.report import report
 from fedtailor.cli.resume import resume
 from fedtailor.cli.run import run_
 from fedtailor.cli.shell import command_line
@@ -33,7 +35,9 @@ app = make_app()
 app.command("demo", cls=Command)(demo)
 app.command("run", cls=Command)(run_)
 app.command("resume", cls=Command)(resume)
+app.command("compare", cls=Command)(compare)
 app.command("sweep", cls=Command)(sweep)
+app.command("report", cls=Command)(report)
 app.command("predict", cls=Command)(predict)
 app.command("export", cls=Command)(export)
 app.command("onboard", cls=Command)(onboard)

@@ -7,21 +7,33 @@ from typing import Annotated
 
 import typer
 
+from fedtailor.cli.compare import resume_comparison
 from fedtailor.cli.options import Debug, Json
 from fedtailor.cli.shell import guarded, print_json
+from fedtailor.cli.sweep import resume_sweep
 from fedtailor.core.errors import ConfigError
 
 
 def resume(
-    run: Annotated[str, typer.Argument(metavar="RUN", show_default=False, help="Folder of the run.")],
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", show_default=False, help="Folder of the run, of a comparison, or of a sweep."),
+    ],
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Resume an interrupted or killed run from its last checkpoint. Results are those of an uninterrupted run."""
+    """Resume an interrupted or killed run, comparison or sweep. Results are those of an uninterrupted run."""
     from fedtailor.experiment.config import load_config
-    from fedtailor.experiment.records import NO_RUN, holds_run
+    from fedtailor.experiment.records import COMPARISON_FILE, NO_RUN, holds_run
+    from fedtailor.experiment.sweep_space import SWEEP_FILE
 
     path = Path(run)
+    if (path / SWEEP_FILE).is_file():
+        resume_sweep(path, json=json)
+        return
+    if (path / COMPARISON_FILE).is_file():
+        resume_comparison(path, json=json)
+        return
     if not holds_run(path):
         raise ConfigError(NO_RUN.format(path=run), key="run", allowed="a folder that fedtailor run has made", got=run)
     settings = load_config(path / "experiment.toml")

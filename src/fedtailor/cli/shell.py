@@ -113,13 +113,12 @@ class Interrupted(RunError):
 
 
 @contextmanager
-def guarded(folder: str, *, resumable: bool = False, command: str = "") -> Iterator[None]:
+def guarded(folder: str, *, resumable: bool = False) -> Iterator[None]:
     """Run something long in the block.
 
     Args:
         folder: where it writes.
         resumable: whether this is the folder of a run.
-        command: what goes on; empty: ``fedtailor resume``, if this is the folder of a run.
 
     Raises:
         Interrupted: it was interrupted; the message says what it left in the folder, and how to resume.
@@ -129,8 +128,6 @@ def guarded(folder: str, *, resumable: bool = False, command: str = "") -> Itera
     except KeyboardInterrupt:
         if not Path(folder).exists():
             message = "interrupted before anything was written."
-        elif command:
-            message = f"interrupted. To go on: {command}"
         elif resumable:
             message = f"interrupted. To resume: fedtailor resume {shlex.quote(folder)}"
         else:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,7 +31,11 @@ from fedtailor.cli.options import (
 from fedtailor.cli.shell import guarded, print_json
 from fedtailor.core.errors import UsageError
 
-_TRIALS_PER_LINE = 10
+if TYPE_CHECKING:
+    from fedtailor.experiment.config import Config
+    from fedtailor.experiment.sweep_space import SweepOptions
+
+_RUNS_PER_TEN_LINES = 10
 """So many runs make the progress print a line at the end of each."""
 
 
@@ -118,15 +121,27 @@ def sweep(
     settings, options = load_sweep(config, overrides)  # before torch is imported: a mistake is reported at once
     refuse_missing_data(settings)
 
+    from fedtailor.experiment.sweep import default_sweep_folder
+
+    _run(settings, options, out or str(default_sweep_folder(settings)), json=json)
+
+
+def resume_sweep(folder: Path, *, json: bool) -> None:
+    """Resume the sweep in a folder, and print its result."""
+    from fedtailor.experiment.sweep_space import SWEEP_FILE, load_sweep
+
+    settings, options = load_sweep(folder / SWEEP_FILE)
+    _run(settings, options, str(folder), json=json)
+
+
+def _run(settings: Config, options: SweepOptions, folder: str, *, json: bool) -> None:
+    """Run a sweep, or what is left of it, and print its result."""
     from fedtailor.cli.show.progress import make_progress
     from fedtailor.cli.show.sweep import show_sweep
-    from fedtailor.experiment.sweep import SWEEP_FILE, default_sweep_folder
     from fedtailor.experiment.sweep import sweep as run_sweep
 
-    folder = out or str(default_sweep_folder(settings))
-    progress = make_progress(runs=_TRIALS_PER_LINE)
-    again = f"fedtailor sweep {shlex.quote(str(Path(folder) / SWEEP_FILE))} --out {shlex.quote(folder)}"
-    with guarded(folder, command=again):
+    progress = make_progress(runs=_RUNS_PER_TEN_LINES)
+    with guarded(folder, resumable=True):
         result = run_sweep(settings, **asdict(options), out=folder, progress=progress, announce=progress.line)
     if json:
         print_json(result)

@@ -19,7 +19,7 @@ from fedtailor.core.errors import find_name
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
 from fedtailor.core.message import Field, Messages, Reduced, Upload
 from fedtailor.core.options import check_options
-from fedtailor.core.prediction import predict_logits
+from fedtailor.core.prediction import predict_features, predict_logits
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, Params, Task, Training
 from fedtailor.core.tree import Tree
@@ -115,6 +115,11 @@ class Algorithm(ABC, Generic[S, C, P]):
         """Return the names of the hyper-parameters."""
         return [option.name for option in dataclasses.fields(cls) if option.name != "training"]
 
+    @classmethod
+    def has_features(cls) -> bool:
+        """Return whether personal models have features: ``predict`` is the default, or ``features`` is defined."""
+        return cls.predict is Algorithm.predict or cls.features is not Algorithm.features
+
     def bind(self, task: Task) -> Task:
         """Return the task with this algorithm's training options: the one that a client's program receives."""
         return task._replace(training=self.training)
@@ -199,12 +204,31 @@ class Algorithm(ABC, Generic[S, C, P]):
         Raises:
             TypeError: it is something else.
         """
+        return predict_logits(task, self._whole_model(personal, "predict"), x)
+
+    def features(self, task: Task, personal: P, x: Tensor) -> Tensor:
+        """Return the features (n, d) of inputs that a personal model predicts from: what its head receives.
+
+        By default a personal model is one that the default of ``predict`` takes. A method that defines ``predict`` has
+        features only if it defines this too.
+
+        Raises:
+            TypeError: the model is something else.
+        """
+        return predict_features(task, self._whole_model(personal, "features"), x)
+
+    def _whole_model(self, personal: P, method: str) -> Params:
+        """Return the parameters of a personal model that is a whole model.
+
+        Raises:
+            TypeError: it is something else, so the method must be defined.
+        """
         model = personal.model if isinstance(personal, FineTuned) else personal
         if not isinstance(model, Mapping):
             raise TypeError(
-                f"{type(self).__name__} must define predict: its personal model is not a dict of parameters"
+                f"{type(self).__name__} must define {method}: its personal model is not a dict of parameters"
             )
-        return predict_logits(task, dict(model), x)
+        return dict(model)
 
     def ood_score(self, task: Task, personal: P, x: Tensor) -> Tensor | None:
         """Return how far inputs lie from what a personal model knows (n,), larger for stranger ones; None: unknown."""

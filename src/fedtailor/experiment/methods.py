@@ -28,8 +28,10 @@ def read_method(text: str) -> AlgorithmOptions:
         raise ConfigError(f"a method must be {_FORM}, got '{text}'.", key="algorithm", allowed=_FORM, got=text)
     options: dict[str, Any] = {}
     for part in inside.removesuffix(")").split(",") if inside.removesuffix(")").strip() else []:
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not (key and equals and value) or key in options:
+        before, _, after = part.partition("=")
+        key = before.strip()
+        value = after.strip()
+        if not (key and value) or key in options:
             raise ConfigError(
                 f"options of a method must be OPTION=VALUE, each once and with commas between them, got '{text}'.",
                 key="algorithm",

@@ -2,8 +2,9 @@
 
 A run folder holds ``experiment.toml`` (resolved), ``provenance.json``, ``split.json``, ``status.json``,
 ``what-leaves.md``, ``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``, ``models/CLIENT.safetensors`` with
-``CLIENT.json``, ``checkpoints`` (:mod:`fedtailor.simulation.checkpoint`), and ``result.json`` once it has finished. A
-run of several seeds holds one such folder per seed, ``seed-0`` and so on.
+``CLIENT.json``, ``class_means.safetensors`` if asked for (:mod:`fedtailor.experiment.class_means`), ``checkpoints``
+(:mod:`fedtailor.simulation.checkpoint`), and ``result.json`` once it has finished. A run of several seeds holds one
+such folder per seed, ``seed-0`` and so on.
 
 Files appear whole: written under a temporary name, synchronized, renamed. Lines are appended and synchronized
 once per round, ``rounds.jsonl`` last. A round that is in it is therefore complete in the other files. Anything that a
@@ -58,6 +59,8 @@ from fedtailor.experiment.schema import SCHEMA_VERSION, schema_of, upgrade_clien
 if TYPE_CHECKING:
     import numpy as np
 
+    from fedtailor.experiment.class_means import ClientMeans
+
 _BLOCK = 2**20
 """Bytes of a file that are read at a time."""
 _RESERVE = ".reserve"
@@ -69,6 +72,9 @@ _MADE_FIRST = frozenset({_RESERVE, "status.json", "provenance.json"})
 COMPARISON_FILE = "comparison.json"
 """In the folder of several runs: names the folders of the runs."""
 _LARGEST_MODEL = 2**33
+_CLASS_MEANS = "class_means.safetensors"
+CLASS_MEANS_DIGEST = "class_means_sha256"
+"""Key of a result."""
 _MOST_CLIENTS = 10
 """Names of clients in a message."""
 NO_RUN = "'{path}' is not the folder of a run: it holds no experiment.toml."
@@ -368,6 +374,7 @@ class RunFolder:
         for lines in self._lines():
             lines.rewind(0)
         shutil.rmtree(self.path / "models", ignore_errors=True)
+        discard(self.path / _CLASS_MEANS)
         return had_rounds
 
     def rounds(self) -> Iterator[dict[str, Any]]:
@@ -414,6 +421,11 @@ class RunFolder:
                 name of a file is the escaped name of the client.
         """
         write_folder_whole(self.path / "models", _model_files(models))
+
+    def write_class_means(self, data: bytes) -> str:
+        """Write the class means of all clients, which are a safetensors file; return its SHA-256."""
+        write_whole(self.path / _CLASS_MEANS, data)
+        return hashlib.sha256(data).hexdigest()
 
     def restart(self, config: str) -> None:
         """Make a folder of several seeds one that has not finished; the configuration may name more seeds."""
@@ -493,11 +505,38 @@ class Run:
         Raises:
             DataError: the file is damaged.
         """
+        return list(self.iterate_clients())
+
+    def iterate_clients(self) -> Iterator[dict[str, Any]]:
+        """Read the lines of ``clients.jsonl`` one at a time, and keep none of them.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        for seed, run in self.seeds.items():
+            for record in run.iterate_clients():
+                yield {"seed": seed, **record}
         if self.seeds:
-            return [{"seed": seed, **record} for seed, run in self.seeds.items() for record in run.clients]
+            return
         done = {record["round"] for record in self.rounds}
-        records = _read_records(self.path, "clients.jsonl", needed="round")
-        return [upgrade_client(record) for record in records if record["round"] in done]
+        for record in _iterate_records(self.path, "clients.jsonl", needed="round"):
+            if record["round"] in done:
+                yield upgrade_client(record)
+
+    def clients_of_round(self, number: int) -> list[dict[str, Any]]:
+        """Return the lines of ``clients.jsonl`` of a round. They are read when they are first asked for, and kept.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        if number not in self._clients_by_round:
+            self._clients_by_round[number] = [line for line in self.iterate_clients() if line["round"] == number]
+        return self._clients_by_round[number]
+
+    @cached_property
+    def _clients_by_round(self) -> dict[int, list[dict[str, Any]]]:
+        """The lines of the rounds that were asked for."""
+        return {}
 
     def model(self, client: str | int, *, seed: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Return a client's tensors by path, and its model card.
@@ -536,6 +575,30 @@ class Run:
         if safe_name(str(card.get("client"))) != name:
             raise damaged(path.with_suffix(".json"), f"it is the card of client {card.get('client')!r:.80}")
         return raw, {**card, "file": path.name}
+
+    def class_means(self, *, seed: int | None = None) -> dict[int, ClientMeans]:
+        """Return the mean features of clients' training examples by class, by the numbers of the clients.
+
+        A run with ``evaluation.class_means`` records them after its last round. The file is read at every call.
+
+        Args:
+            seed: which of several seeds.
+
+        Raises:
+            ConfigError: there are several seeds and none of them is named.
+            DataError: there are no class means, or their file is damaged.
+        """
+        from fedtailor.experiment.class_means import from_file
+
+        run = self.of_seed(seed)
+        path = run.path / _CLASS_MEANS
+        if run.result is None or CLASS_MEANS_DIGEST not in run.result:
+            message = f"'{run.path}' holds no class means: a run with evaluation.class_means writes them at its end."
+            raise DataError(message, key="evaluation.class_means", path=str(run.path))
+        raw = read_file(path, limit=_LARGEST_MODEL, within=run.path)
+        if hashlib.sha256(raw).hexdigest() != run.result[CLASS_MEANS_DIGEST]:
+            raise DataError(f"'{path}' is damaged: its SHA-256 does not match result.json.", path=str(path))
+        return from_file(raw, path)
 
     def _file_name(self, client: str | int) -> str:
         """Return the name of a client's files, without their endings; a number may stand for a name."""
@@ -701,12 +764,16 @@ def _read_optional(path: Path) -> dict[str, Any] | None:
 
 
 def _read_records(path: Path, name: str, needed: str = "") -> list[dict[str, Any]]:
-    """Read a file of lines in a run folder; ``round``, and what is ``needed``, must be a whole number."""
-    records = list(read_lines(path / name, within=path))
-    for number, record in enumerate(records, start=1):
+    """Read a file of lines in a run folder, as :func:`_iterate_records` does."""
+    return list(_iterate_records(path, name, needed))
+
+
+def _iterate_records(path: Path, name: str, needed: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the lines of a file in a run folder; ``round``, and what is ``needed``, must be a whole number."""
+    for number, record in enumerate(read_lines(path / name, within=path), start=1):
         if type(record.get("round", None if needed else 0)) is not int:
             raise damaged(path / name, f"line {number} has no number of a round")
-    return records
+        yield record
 
 
 def _seeds_of(run: Run) -> list[int]:

@@ -16,13 +16,13 @@ from fedtailor.core.options import show
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.data.build import split_record
 from fedtailor.data.input_specification import write_input_specification
-from fedtailor.experiment import summary
+from fedtailor.experiment import class_means, summary
 from fedtailor.experiment.assembly import PreparedRun, assemble
 from fedtailor.experiment.config import Config, to_toml
 from fedtailor.experiment.personal_models import personal_models
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.experiment.provenance import describe, describe_data, machine, versions
-from fedtailor.experiment.records import RunFolder, exclusive, holds_run
+from fedtailor.experiment.records import CLASS_MEANS_DIGEST, RunFolder, exclusive, holds_run
 from fedtailor.experiment.resume import (
     begun_config,
     changed_software,
@@ -238,6 +238,7 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress, reuse: Iterable
             if result is None:
                 final = report.final or report
                 folder.write_models(personal_models(parts, final))
+                digests = _write_class_means(parts, folder, final)
                 _say_which_round(parts, folder, progress, report)
                 _say_who_never_trained(parts, folder, progress, report)
                 result = _result(parts, folder, report, totals)
@@ -245,9 +246,11 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress, reuse: Iterable
                     result["reused"] = {"run": reused.path, "rounds": reused.rounds, "seconds": reused.seconds}
                     if reused.last is not None and reused.last.local:
                         result["metrics"] = {"local": reused.last.local, **result["metrics"]}
+                result |= digests
                 result["seconds"]["total"] = beginning.seconds + time.perf_counter() - start
                 if config.checkpoint.every > 0:
-                    notes = {**_notes(folder, result["seconds"]["total"], reused), "result": result}
+                    taken = None if reused is None else reused._replace(last=None)  # it is in the records now
+                    notes = {**_notes(folder, result["seconds"]["total"], taken), "result": result}
                     checkpoints.save(report.state, notes)
             checkpoints.keep(1 if config.checkpoint.every > 0 else 0)
         result["run"] = str(path)
@@ -404,6 +407,14 @@ def _write_round(parts: PreparedRun, folder: RunFolder, progress: Progress, repo
         progress.note(sentence)
     progress.round(record)
     return record
+
+
+def _write_class_means(parts: PreparedRun, folder: RunFolder, final: RoundReport) -> dict[str, str]:
+    """Write the class means of all clients, if they are asked for; return their digest for the result."""
+    if not parts.config.schedule.class_means:
+        return {}
+    data = class_means.to_file(final.class_means, parts.federation.common_task.num_classes)
+    return {CLASS_MEANS_DIGEST: folder.write_class_means(data)}
 
 
 def _result(parts: PreparedRun, folder: RunFolder, last: RoundReport, totals: summary.Totals) -> dict[str, Any]:

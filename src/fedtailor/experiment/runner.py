@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import safe_name, to_json, write_whole
 from fedtailor.core.errors import ConfigError, FedtailorError
-from fedtailor.core.reading import read_object
-from fedtailor.experiment.config import Config, to_toml
+from fedtailor.core.reading import damaged, parse_toml, read_object
+from fedtailor.experiment.assembly import make_algorithm
+from fedtailor.experiment.config import Config, make_config, to_toml
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.experiment.records import COMPARISON_FILE, RunFolder, holds_run, refuse_existing
 from fedtailor.experiment.run import run
@@ -68,11 +69,18 @@ def neighbours(folder: Path) -> list[Path]:
 
 def is_finished(job: Job) -> bool:
     """Return whether the run of a job has a result for all its seeds."""
-    return holds_run(job.folder) and RunFolder(job.folder).result() is not None
+    result = RunFolder(job.folder).result() if holds_run(job.folder) else None
+    return result is not None and set(job.config.seeds) <= set(result.get("seeds", ()))
 
 
 def make_jobs(configs: Sequence[Config], folder: Path) -> list[Job]:
-    """Return a job for every configuration, with a folder below ``folder`` that depends on the configuration only."""
+    """Return a job for every configuration, with a folder below ``folder`` that depends on the configuration only.
+
+    Raises:
+        ConfigError: an option of an algorithm is wrong, which must not come up after hours of other runs.
+    """
+    for config in configs:
+        make_algorithm(config)
     return [Job(config, folder / RUNS / _folder_name(config)) for config in configs]
 
 
@@ -111,5 +119,25 @@ def begin(folder: Path, kind: str, jobs: Sequence[Job], **more: Any) -> None:
     else:
         refuse_existing(folder)
         folder.mkdir(parents=True, exist_ok=True)
-    names = [str(job.folder.relative_to(folder)) for job in jobs]
-    write_whole(path, to_json({"version": _LIST_VERSION, "kind": kind, "runs": names, **more}, indent=2) + "\n")
+    names = [job.folder.relative_to(folder).as_posix() for job in jobs]
+    configs = [to_toml(job.config) for job in jobs]
+    record = {"version": _LIST_VERSION, "kind": kind, "runs": names, "configs": configs, **more}
+    write_whole(path, to_json(record, indent=2) + "\n")
+
+
+def read_jobs(folder: Path, kind: str) -> list[Job]:
+    """Read the runs that :func:`begin` has written.
+
+    Raises:
+        ConfigError: the folder is of another kind.
+        DataError: the file is missing or damaged.
+    """
+    path = folder / COMPARISON_FILE
+    found = read_object(path, within=folder)
+    if found.get("kind") != kind:
+        message = f"'{folder}' holds a {found.get('kind')!s:.40}, not a {kind}."
+        raise ConfigError(message, key="run", allowed=f"a folder of a {kind}", got=str(folder))
+    texts = found.get("configs")
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise damaged(path, "'configs' must be a list of configurations")
+    return make_jobs([make_config(parse_toml(text.encode(), path)) for text in texts], folder)

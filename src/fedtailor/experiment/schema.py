@@ -20,7 +20,8 @@ Version 3 gives two names that had two meanings each to one of them: the trainin
 before, are ``training_metrics``, and the label ``clients`` of an evaluation (known or new) is ``group``.
 :func:`upgrade_round` and :func:`upgrade_client` give older lines these names. Version 3 adds, after the last
 round, ``auroc``, ``auroc_by_class`` and ``score_bins`` (``clients.jsonl``) and the metric ``auroc`` of evaluations
-(``rounds.jsonl``); ``mean_interval`` of metrics; and ``by_class`` and more about every site (``result.json``).
+(``rounds.jsonl``); ``mean_interval`` of metrics; and ``by_class`` and more about every site (``result.json``). With
+``evaluation.class_means``, a folder of version 3 holds ``class_means.safetensors`` too, and ``result.json`` its digest.
 """
 
 

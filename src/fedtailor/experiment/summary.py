@@ -27,6 +27,7 @@ from fedtailor.core.metrics import (
     total,
 )
 from fedtailor.experiment.intervals import Interval, auroc_interval, mean_interval, wilson_interval
+from fedtailor.experiment.records import CLASS_MEANS_DIGEST
 from fedtailor.simulation.report import Evaluation, RoundReport
 
 Record = dict[str, Any]
@@ -305,10 +306,9 @@ def average(results: Sequence[Record]) -> Record:
     result.
     """
     first = results[0]
-    shared = [
-        name for name in first if all(name in result for result in results)
-    ]  # one seed may have reused a training
-    means = {name: _average([result[name] for result in results]) for name in shared if name != "split_sha256"}
+    names = [name for name in first if name not in ("split_sha256", CLASS_MEANS_DIGEST)]
+    shared = [name for name in names if all(name in result for result in results)]  # not all may have reused a training
+    means = {name: _average([result[name] for result in results]) for name in shared}
     if "split_sha256" in first:
         means["shared_split"] = len({result["split_sha256"] for result in results}) == 1
     if "events" in first:

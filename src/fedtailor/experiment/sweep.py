@@ -30,12 +30,17 @@ from fedtailor.experiment.resume import refuse_other_values
 from fedtailor.experiment.reuse import differs_at_the_end
 from fedtailor.experiment.run import unused_folder
 from fedtailor.experiment.runner import Job, begin, is_finished, make_jobs, run_jobs
-from fedtailor.experiment.sweep_space import SweepOptions, as_table, load_sweep, sweep_to_toml, with_values
+from fedtailor.experiment.sweep_space import (
+    SWEEP_FILE,
+    SweepOptions,
+    as_table,
+    load_sweep,
+    sweep_to_toml,
+    with_values,
+)
 from fedtailor.experiment.sweep_trials import Plan, Trial, make_plans, unequal_budgets
 
 KIND = "sweep"
-SWEEP_FILE = "sweep.toml"
-"""In the folder of a sweep: what was asked for."""
 RESULT_FILE = "sweep.json"
 CHOSEN_BY = "mean accuracy of personalized models on validation examples, over known clients and seeds"
 _VERSION = 1

@@ -18,6 +18,8 @@ from fedtailor.core.reading import read_toml
 from fedtailor.experiment.config import AlgorithmOptions, Config, make_config, to_toml
 from fedtailor.experiment.methods import read_method
 
+SWEEP_FILE = "sweep.toml"
+"""In the folder of a sweep: what was asked for."""
 _SECTION = "sweep"
 _RANGES = ("uniform", "loguniform", "integers")
 _FORMS = "a list such as [0.01, 0.1], or uniform(A, B), loguniform(A, B) or integers(A, B)"
@@ -285,7 +287,8 @@ def _check_key(key: str, names: Sequence[str], config: Config, options: SweepOpt
     section = key.partition(".")[0]
     where = f"sweep.values.{key}"
     if not name or not before:
-        make_config({name: 0} if name else {})  # names the section of an option that is written without it
+        # names the section of an option that is written without it
+        make_config({name: 0, "algorithm": {"name": names[0]}} if name else {})
         raise ConfigError(f"{where} must be SECTION.OPTION, such as training.lr.", key=where, got=key)
     if before in names:
         return

@@ -96,6 +96,11 @@ _UNPROTECTED = (
     "This version has no secure aggregation and no differential privacy. Whoever runs the server can see the upload of "
     "every single site before it is added to the others, also where the method needs only a mean or a sum."
 )
+_CLASS_MEANS = (
+    "`evaluation.class_means` is on: after the last round, `class_means.safetensors` holds for every single site how "
+    "many training examples of every class it has, and the mean of their features. The mean of a class with a single "
+    "example is the feature vector of that example."
+)
 _CHECKS = (
     "The server looks at every upload by itself to check it: shapes, types, finite values in their range, and weights "
     "against the number of training examples that it knows of the site."
@@ -154,6 +159,7 @@ def describe_leaving(
         "robust": schedule.robust,
         "setup": [value._asdict() for value in setup],
         "evaluations": _evaluation_values(task.num_classes),
+        "class_means": schedule.class_means,
         "reported": None if reported is None else {key: list(names) for key, names in reported.items()},
         "model_holds_examples": _keeps_examples(type(algorithm)),
     }
@@ -500,6 +506,7 @@ def _scores(page: Mapping[str, Any]) -> list[str]:
         table,
         "Where a site's own scores are sent, they tell how many test examples of every class it has. With "
         '`select = "best"` or `patience`, the server needs the accuracy of every site on validation examples.',
+        *([_CLASS_MEANS] if page["class_means"] else []),
     ]
 
 

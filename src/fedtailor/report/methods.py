@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtailor.core.errors import DataError
+from fedtailor.core.errors import DataError, one_line
 from fedtailor.core.options import show
-from fedtailor.core.reading import read_object
-from fedtailor.experiment.records import Run, holds_run, read_run
+from fedtailor.core.reading import damaged, read_object
+from fedtailor.experiment.records import COMPARISON_FILE, Run, holds_run, read_run
 
-COMPARISON_FILE = "comparison.json"
-"""In the folder of a comparison: names the folders of its runs."""
 _LEFT_OUT_OF_LABELS = frozenset({"seed", "seeds", "data.dir", "engine.name", "engine.workers", "checkpoint.every"})
 """Keys that never tell two methods apart."""
 
@@ -26,6 +25,8 @@ class Method:
     """The name of the algorithm; if others have the same name, with the settings in which they differ."""
     path: Path
     """The run folder."""
+    config: Mapping[str, Any]
+    """The configuration of the first run; of the folder, if no run has begun."""
     runs: Mapping[int, Run]
     """The runs by seed, finished or not."""
 
@@ -35,57 +36,99 @@ class Method:
         return {seed: run for seed, run in self.runs.items() if run.result is not None}
 
     @property
-    def config(self) -> dict[str, Any]:
-        """The configuration of the first run."""
-        return next(iter(self.runs.values())).config
-
-    @property
     def algorithm(self) -> str:
         """The name of the algorithm."""
         return str(self.config["algorithm"]["name"])
 
+    def split_of(self, seed: int) -> str:
+        """Return the digests of data and split of a run: who has which examples; empty if they are not recorded."""
+        provenance = self.runs[seed].provenance
+        data = provenance.get("data")
+        digests = (data.get("sha256") if isinstance(data, Mapping) else None, provenance.get("split_sha256"))
+        return " ".join(map(str, digests)) if all(digests) else ""
+
 
 def read_methods(paths: Sequence[str | Path]) -> list[Method]:
     """Read run folders, and the run folders that belong to comparisons.
+
+    A folder that is given twice is two methods, the second one with a number behind its label.
 
     Args:
         paths: folders of runs, of one or several seeds, or of comparisons.
 
     Raises:
         DataError: a folder is neither, or a file is damaged.
+
+    Example:
+        >>> import fedtailor
+        >>> config = fedtailor.make_config({"data": {"clients": 3}, "federation": {"rounds": 2}})
+        >>> result = fedtailor.run(config, out="runs/example")
+        >>> [(method.label, list(method.runs)) for method in read_methods(["runs/example"])]
+        [('pfedfda', [0])]
     """
     folders = [folder for path in paths for folder in _run_folders(Path(path))]
-    runs = {folder: _runs(read_run(folder)) for folder in folders}
-    configs = [next(iter(own.values())).config for own in runs.values()]
+    found = [read_run(folder) for folder in folders]
+    runs = [_runs(run) for run in found]
+    configs = [next(iter(own.values()), run).config for run, own in zip(found, runs, strict=True)]
+    for run, config in zip(found, configs, strict=True):
+        _check_name(config, run)
     labels = label_methods(configs)
     return [
-        Method(label=label, path=folder, runs=own) for label, (folder, own) in zip(labels, runs.items(), strict=True)
+        Method(label=label, path=run.path, config=config, runs=own)
+        for label, run, config, own in zip(labels, found, configs, runs, strict=True)
     ]
 
 
 def label_methods(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a label for every configuration: the algorithm, and in brackets the settings that tell it from others.
 
+    No label is given twice: one that came before has a number behind it.
+
     >>> label_methods([{"algorithm": {"name": "ditto"}}, {"algorithm": {"name": "fedavg"}}])
     ['ditto', 'fedavg']
     >>> label_methods([{"algorithm": {"name": "ditto", "penalty": penalty}} for penalty in (0.1, 1.0)])
     ['ditto (penalty=0.1)', 'ditto (penalty=1.0)']
+    >>> label_methods([{"algorithm": {"name": "ditto"}}, {"algorithm": {"name": "ditto"}}])
+    ['ditto', 'ditto #2']
     """
     names = [str(config["algorithm"]["name"]) for config in configs]
-    labels = []
-    for name, config in zip(names, configs, strict=True):
-        own = dict(_flat(config))
-        others = [dict(_flat(other)) for other, other_name in zip(configs, names, strict=True) if other_name == name]
-        keys = [key for key in own if any(other.get(key) != own[key] for other in others)]
-        different = [f"{key.removeprefix('algorithm.')}={show(own[key])}" for key in keys]
-        labels.append(f"{name} ({', '.join(different)})" if different else name)
-    return [_numbered(label, labels[:place]) for place, label in enumerate(labels)]
+    settings = [settings_of(config) for config in configs]
+    labels: list[str] = []
+    for name, own in zip(names, settings, strict=True):
+        others = [other for other, other_name in zip(settings, names, strict=True) if other_name == name]
+        keys = [key for key in own if key not in _LEFT_OUT_OF_LABELS]
+        differing = [key for key in keys if any(other.get(key) != own[key] for other in others)]
+        words = [f"{key.removeprefix('algorithm.')}={show(own[key])}" for key in differing]
+        label = f"{name} ({', '.join(words)})" if words else name
+        labels.append(_numbered(one_line(label), labels))
+    return labels
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a configuration by their dotted keys.
+
+    >>> settings_of({"seed": 0, "data": {"clients": 20}})
+    {'seed': 0, 'data.clients': 20}
+    """
+    return dict(_flat(config, ""))
+
+
+def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _numbered(label: str, before: Sequence[str]) -> str:
-    """Return a label with a number if the same one came before."""
-    earlier = sum(other == label for other in before)
-    return f"{label} #{earlier + 1}" if earlier else label
+    """Return a label that did not come before: with a number behind it, if need be."""
+    number = 1
+    numbered = label
+    while numbered in before:
+        number += 1
+        numbered = f"{label} #{number}"
+    return numbered
 
 
 def _run_folders(path: Path) -> list[Path]:
@@ -96,29 +139,50 @@ def _run_folders(path: Path) -> list[Path]:
     """
     if holds_run(path):
         return [path]
-    if not (path / COMPARISON_FILE).is_file():
+    file = path / COMPARISON_FILE
+    if not os.path.isfile(file):
         raise DataError(
             f"'{path}' is neither the folder of a run nor that of a comparison.",
             path=str(path),
             allowed=f"a folder that holds experiment.toml or {COMPARISON_FILE}",
         )
-    found = read_object(path / COMPARISON_FILE, within=path)
-    names = found.get("runs")
-    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise DataError(f"'{path / COMPARISON_FILE}' is damaged: 'runs' must be a list of folders.", path=str(path))
-    return [path / name for name in names if holds_run(path / name)]
+    names = read_object(file, within=path).get("runs")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise damaged(file, "'runs' must be a list of folders")
+    if len(set(names)) < len(names):
+        raise damaged(file, "'runs' names a folder twice")
+    for name in names:
+        if not _is_inside(name, path):
+            raise damaged(file, f"'runs' names {show(name)}, which is no folder within '{path}'")
+    return [path / name for name in names if holds_run(path / name)]  # others have not begun
+
+
+def _is_inside(name: str, folder: Path) -> bool:
+    """Return whether a name stands for something in a folder, also after all links are followed."""
+    try:
+        place = Path(os.path.realpath(folder / name))
+        inside = Path(os.path.realpath(folder))
+    except (OSError, ValueError):  # a null character
+        return False
+    return place != inside and place.is_relative_to(inside)
 
 
 def _runs(run: Run) -> dict[int, Run]:
     """Return the runs of the single seeds."""
-    return dict(run.seeds) if "seeds" in run.config else {int(run.config.get("seed", 0)): run}
+    if "seeds" in run.config:
+        return dict(run.seeds)
+    seed = run.config.get("seed", 0)
+    if type(seed) is not int:
+        raise damaged(run.path / "experiment.toml", "seed must be a whole number")
+    return {seed: run}
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield the values of nested tables by their dotted keys, without those that never tell methods apart."""
-    for name, value in table.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{key}.")
-        elif key not in _LEFT_OUT_OF_LABELS:
-            yield key, value
+def _check_name(config: Mapping[str, Any], run: Run) -> None:
+    """Check that a configuration names its algorithm.
+
+    Raises:
+        DataError: it does not.
+    """
+    section = config.get("algorithm")
+    if not isinstance(section, Mapping) or not isinstance(section.get("name"), str) or not section["name"]:
+        raise damaged(run.path / "experiment.toml", "[algorithm] must hold a name")

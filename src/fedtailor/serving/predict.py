@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedtailor.core.engine import one_thread
-from fedtailor.data.own.names import is_formula
+from fedtailor.data.own.names import inert
 from fedtailor.serving.model import PersonalModel, batches
 from fedtailor.serving.sources import Named
 
@@ -59,7 +59,7 @@ def to_csv(model: PersonalModel, rows: Sequence[Prediction]) -> str:
     header += ["ood_score"] * has_scores + ["unusual"] * has_threshold
     writer.writerow(header)
     for row in rows:
-        cells: list[Any] = [_safe(row.input), _safe(row.label), f"{row.probability:.6g}"]
+        cells: list[Any] = [inert(row.input), inert(row.label), f"{row.probability:.6g}"]
         if has_scores:
             cells.append(f"{row.ood_score:.6g}")
         if has_threshold:
@@ -88,8 +88,3 @@ def to_record(model: PersonalModel, rows: Sequence[Prediction]) -> dict[str, Any
             for row in rows
         ],
     }
-
-
-def _safe(cell: str) -> str:
-    """Return a cell that a spreadsheet shows as text."""
-    return f"'{cell}" if is_formula(cell) else cell

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtailor.core import rng
 from fedtailor.core.algorithm import Algorithm
+from fedtailor.core.class_means import ClassMeans
 from fedtailor.core.engine import Engine, Failure, Job
 from fedtailor.core.federation import ClientInfo, Federation, Split
 from fedtailor.core.message import Problem, Upload
@@ -28,6 +29,7 @@ from fedtailor.simulation.programs import (
     client_program,
 )
 from fedtailor.simulation.quarantine import (
+    all_finite,
     problem_at_client,
     problem_with_numbers,
     problem_with_personal,
@@ -68,7 +70,9 @@ class PersonalizeReply(NamedTuple):
     """By test set: ``clients``, and ``validation`` if the request asks for it."""
     diagnostics: dict[str, Tensor]
     problem: str = ""
-    """Why the client did not keep its model; empty: nothing is wrong with it."""
+    """Why the client did not keep its model, or something of it is not recorded; empty: nothing is wrong with it."""
+    class_means: ClassMeans | tuple[()] = ()
+    """Of the client's training examples, in float32; () if the request does not ask for them, or not all are finite."""
 
 
 class Clients(Protocol):
@@ -273,13 +277,18 @@ class LocalClients:
                 if isinstance(output, Failure):
                     yield client, output
                     continue
-                personal, diagnostics, scores = output
+                personal, diagnostics, scores, class_means = output
                 problem = problem_with_personal(personal)
                 if not problem and request.keep:
                     self.personal[client] = personal
                 problem = problem or problem_with_numbers(diagnostics, "diagnostic")
+                if isinstance(class_means, ClassMeans):
+                    class_means = class_means._replace(means=class_means.means.float())
+                if not all_finite(class_means):
+                    problem = problem or "the mean features of a class are not finite; class means are not recorded"
+                    class_means = ()
                 kept = {name: packed(each) for name, each in scores.items()}
-                yield client, PersonalizeReply(kept, usable_numbers(diagnostics), problem)
+                yield client, PersonalizeReply(kept, usable_numbers(diagnostics), problem, class_means)
 
     def _groups(self, request: Request, clients: Sequence[int]) -> Iterator[_Group]:
         """Yield the clients in groups whose outputs are in memory at the same time."""

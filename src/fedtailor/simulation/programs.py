@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.algorithm import Algorithm, Download, Onboarded
+from fedtailor.core.class_means import ClassMeans, class_means
 from fedtailor.core.engine import ExampleIndices, Program
 from fedtailor.core.federation import ClientData, ClientInfo, ExampleSet, Split
 from fedtailor.core.metrics import Scores, score
@@ -53,6 +54,8 @@ class PersonalizeRequest:
     """Whether the client keeps the model."""
     rank: bool = False
     """Whether the scores hold what AUROC needs."""
+    class_means: bool = False
+    """Whether the reply holds the mean features of the client's training examples by class."""
     parts: ClassVar[frozenset[str]] = frozenset({"train", "val", "test"})
 
 
@@ -117,6 +120,8 @@ class PersonalizeOutput(NamedTuple):
     personal: Any
     diagnostics: dict[str, Tensor]
     scores: dict[str, Scores]
+    class_means: ClassMeans | tuple[()] = ()
+    """Of the training examples; () if they are not asked for."""
 
 
 def client_inputs(client: int, split: Split, info: ClientInfo, state: Any, per_client: Any) -> ClientInputs:
@@ -210,7 +215,12 @@ def personalize_program(
     numbers = dict(algorithm.diagnostics(task, personal))
     if request.new:
         numbers["steps"] = numbers.get("steps", torch.zeros((), dtype=torch.int64)) + steps
-    return PersonalizeOutput(personal, numbers, scores)
+    means: ClassMeans | tuple[()] = ()
+    if request.class_means:
+        key = client_key(common, inputs, "predict")
+        z = forward(task, partial(_features, algorithm), personal, data.train, key=key)
+        means = class_means(z, data.train.labels(), data.train.weight, task.num_classes)
+    return PersonalizeOutput(personal, numbers, scores, means)
 
 
 def score_program(
@@ -252,6 +262,20 @@ def _predict(
     key: Key,
 ) -> Tensor:
     return algorithm.predict(task, personal, batch.x)
+
+
+def _features(
+    algorithm: Algorithm[Any, Any, Any],
+    task: Task,
+    personal: Any,
+    context: Mapping[str, Tensor],
+    batch: Batch,
+    key: Key,
+) -> Tensor:
+    z = algorithm.features(task, personal, batch.x)
+    if z.dim() != 2 or len(z) != len(batch.x):
+        raise TypeError(f"features must return (n, d), here n = {len(batch.x)}, got {tuple(z.shape)}")
+    return z
 
 
 _PROGRAMS: Mapping[str, Callable[..., Any]] = {

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from fedtailor.core.class_means import ClassMeans
 from fedtailor.core.engine import Failure, NoAnswer, ProgramError
 from fedtailor.core.errors import describe_error, one_line
 from fedtailor.core.message import Problem
@@ -92,6 +93,8 @@ class RoundReport:
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "aggregate": 0.0, "evaluate": 0.0})
     personal: Mapping[int, Any] = field(default_factory=dict)
     """Personal models by client, after the last round."""
+    class_means: dict[int, ClassMeans] = field(default_factory=dict)
+    """Mean features of personal models by client, after the last round, if the schedule asks for them."""
     is_last: bool = False
     """Whether the run ends with this round."""
     final: RoundReport | None = None

@@ -146,6 +146,7 @@ def federate(
     schedule.check(len(roster.trainable_clients))
     check_tasks(algorithm, roster)
     check_who_trains(algorithm, schedule)
+    check_features(algorithm, schedule)
     schedule.check_validation(roster.validates)
     if events:
         clients = RepeatedAbsences(clients, events)
@@ -215,6 +216,22 @@ def check_who_trains(algorithm: Algorithm[Any, Any, Any], schedule: Schedule) ->
             key="federation.train",
             allowed=["auto", "cohort"],
             got="all",
+        )
+
+
+def check_features(algorithm: Algorithm[Any, Any, Any], schedule: Schedule) -> None:
+    """Check that the method gives features if they are to be recorded.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if schedule.class_means and not algorithm.has_features():
+        raise ConfigError(
+            f"evaluation.class_means needs the features of personal models, and {type(algorithm).__name__} gives none: "
+            "a method that defines predict must define features(task, personal, x) too.",
+            key="evaluation.class_means",
+            allowed=[False],
+            got=True,
         )
 
 
@@ -473,7 +490,17 @@ class _Server:
         """Make and test the personal models of the known clients and of the new ones."""
         for new in (False, True) if self.roster.num_new else (False,):
             shared = self.broadcast(report.round, self.roster.new if new else self.roster.known)
-            evaluate_personalized(report, self.algorithm, self.roster, clients, shared, new=new, keep=keep, rank=rank)
+            evaluate_personalized(
+                report,
+                self.algorithm,
+                self.roster,
+                clients,
+                shared,
+                new=new,
+                keep=keep,
+                rank=rank,
+                class_means=keep and self.schedule.class_means,
+            )
         if keep:
             report.personal = clients.personal
 

@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Real
 from torch import Tensor
 
+from fedtailor.core.class_means import class_means
+
 _SMALLEST_DEVIATION = 1e-12  # replaces the standard deviation of a constant feature in a correlation
 
 
@@ -47,14 +49,9 @@ def class_moments(
 
     Labels of rows with weight 0 may be any integers.
     """
-    features = z.double()
-    row_weight = weight.double()
-    member = (labels[:, None] == torch.arange(num_classes, device=labels.device)).double()  # (n, classes)
-    weighted = member * row_weight[:, None]
-    counts = weighted.sum(0)
-    means = (weighted.mT @ features) / torch.where(counts > 0, counts, 1.0)[:, None]
-    centered = features - means[labels.clamp(0, num_classes - 1)]
-    return ClassMoments(means, counts, centered.mT @ (centered * row_weight[:, None]))
+    means, counts = class_means(z, labels, weight, num_classes)
+    centered = z.double() - means[labels.clamp(0, num_classes - 1)]
+    return ClassMoments(means, counts, centered.mT @ (centered * weight.double()[:, None]))
 
 
 def fill_missing_means(

@@ -79,7 +79,7 @@ def unusable(case: Case, trace: Trace, model: str = "mlp") -> str | None:
             return f"Round {round}, {case.who(client)}: what local_update returns cannot be used: {problem}.{hint}"
     for (round, client), output in trace.of("personalize").items():
         if round == len(trace.reports) and not all_finite(output):
-            personal, _, _ = output
+            personal, _, _, _ = output
             part = "its diagnostics or scores" if all_finite(personal) else "the personal model"
             what = f"{METHODS['personalize']} returns values that are not finite in {part}"
             return f"Round {round}, {case.who(client)}: {what}. {FEW}."
@@ -300,10 +300,11 @@ def _first_difference(
     return ""
 
 
-def _same_but_for_scores(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
-    """Return whether two outputs are the same bit for bit; the scores come last."""
+def _same_but_for_scores(first: Any, second: Any) -> bool:
+    """Return whether two outputs, each of them with ``scores``, are the same bit for bit elsewhere."""
+    rest, other_rest = (tree.map(torch.nan_to_num, each._replace(scores=())) for each in (first, second))
     try:
-        assert_same_bits(tree.map(torch.nan_to_num, first[:-1]), tree.map(torch.nan_to_num, second[:-1]))
+        assert_same_bits(rest, other_rest)
     except AssertionError:
         return False
     return True

@@ -21,7 +21,7 @@ from fedtailor.simulation.rounds import simulate
 
 _PARTS = {
     "train": ("state", "upload", "metrics", "scores"),
-    "personalize": ("personal model", "diagnostics", "scores"),
+    "personalize": ("personal model", "diagnostics", "scores", "class means"),
     "score": ("scores",),
 }
 """Program -> the parts of its output."""
@@ -127,7 +127,7 @@ def run(
     seed: int = 3,
     **options: Any,
 ) -> Trace:
-    """Run an algorithm with evaluation at every point after every round; return the trace.
+    """Run an algorithm with evaluation at every point after every round, and class means at the end; return the trace.
 
     Args:
         algorithm: to run.
@@ -138,7 +138,8 @@ def run(
         options: fields of the schedule; they replace the evaluation after every round, for example.
     """
     tracing = TracingEngine(engine)
-    schedule = Schedule(rounds=rounds, **{"evaluate_every": 1, "personalized_every": 1, **options})
+    everything = {"evaluate_every": 1, "personalized_every": 1, "class_means": type(algorithm).has_features()}
+    schedule = Schedule(rounds=rounds, **{**everything, **options})
     tracing.trace.reports = list(simulate(algorithm, federation, tracing, schedule, seed=seed))
     return tracing.trace
 

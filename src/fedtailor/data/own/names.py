@@ -12,8 +12,8 @@ from fedtailor.data.own.findings import Findings, show
 _HIDDEN_MEANING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, line separators, marks that change the direction of text, bytes that are not UTF-8."""
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Spreadsheets treat text with such a beginning as a formula."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"""Spreadsheets treat text with such a beginning as a formula; in some languages, the wide forms of the signs too."""
 
 MAX_LISTED = 5
 """Most names listed in a sentence; more are counted."""
@@ -36,6 +36,15 @@ def _escape(match: re.Match[str]) -> str:
 def is_formula(text: str) -> bool:
     """Return whether a spreadsheet would take a text for a formula; numbers are none."""
     return text.startswith(_FORMULA) and not re.fullmatch(r"[+-]?\d+(\.\d+)?", text)
+
+
+def inert(text: str) -> str:
+    """Return a cell of a table that a spreadsheet shows as text: an apostrophe stands before a formula.
+
+    >>> inert("=1+1"), inert("-0.5"), inert("ditto")
+    ("'=1+1", '-0.5', 'ditto')
+    """
+    return f"'{text}" if is_formula(text) else text
 
 
 def is_utf8(name: str) -> bool:

@@ -72,11 +72,11 @@ def _plain_tensor(tensor: Tensor, where: str) -> Tensor:
         problem = "belongs to a transformation of torch.func that has ended"
     elif tensor.layout != torch.strided or tensor.is_nested:
         problem = "is nested" if tensor.is_nested else f"has the layout {tensor.layout}"
-    elif tensor.device.type != "cpu":
+    elif not tensor.is_cpu:
         problem = f"is on the device {tensor.device}"
     elif tensor.dtype not in _TYPES:
         problem = f"is of type {tensor.dtype}"
-    elif tensor.nbytes > max(LARGEST_EXPANDED, tensor.untyped_storage().nbytes()):
+    elif tensor.nbytes > LARGEST_EXPANDED and tensor.nbytes > tensor.untyped_storage().nbytes():
         problem = f"repeats its values up to {tensor.nbytes} bytes"
     if problem:
         raise TypeError(f"the output holds a tensor{_at(where)} that {problem}; it cannot be stored or sent")

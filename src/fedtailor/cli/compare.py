@@ -1,0 +1,280 @@
+"""The command ``fedtailor compare``."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fedtailor.cli.options import (
+    Assignments,
+    Clients,
+    DataDir,
+    DatasetName,
+    Debug,
+    EngineName,
+    Json,
+    ModelName,
+    OwnData,
+    ParticipationText,
+    PartitionText,
+    Rounds,
+    Seeds,
+    Split,
+    read_config,
+)
+from fedtailor.cli.shell import Interrupted, print_json
+from fedtailor.core.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    from fedtailor.experiment.config import Config
+    from fedtailor.experiment.runner import Job
+    from fedtailor.report.comparison import Comparison
+
+Format = Literal["table", "markdown", "latex", "csv"]
+KIND = "comparison"
+"""What the folder of a comparison says that it holds."""
+
+
+def compare(
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN... | CONFIG.toml]",
+            show_default=False,
+            help="Folders of runs or comparisons to read; or, with -a, a configuration that all methods share.",
+        ),
+    ] = None,
+    algorithm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--algorithm",
+            "-a",
+            metavar="METHOD",
+            help='Method to train, such as ditto or "fedavg_ft(finetune=head)". Give it two or more times.',
+        ),
+    ] = None,
+    dataset: DatasetName = "",
+    data: OwnData = "",
+    data_dir: DataDir = "",
+    partition: PartitionText = "",
+    split: Split = "",
+    model: ModelName = "",
+    clients: Clients = None,
+    rounds: Rounds = None,
+    participation: ParticipationText = "",
+    seeds: Seeds = None,
+    engine: EngineName = "",
+    set_: Assignments = None,
+    out: Annotated[
+        str, typer.Option(metavar="FOLDER", help="Folder of the comparison (default: a new one under runs/).")
+    ] = "",
+    against: Annotated[
+        str, typer.Option(metavar="LABEL", help="Method that the others are compared with (default: the first one).")
+    ] = "",
+    point: Annotated[
+        str, typer.Option(metavar="NAME", help="Evaluation point: personalized, global or local.")
+    ] = "personalized",
+    metric: Annotated[
+        str, typer.Option(metavar="NAME", help="Metric: accuracy, balanced_accuracy, auroc, loss or ece.")
+    ] = "accuracy",
+    format_: Annotated[
+        Format, typer.Option("--format", metavar="NAME", help="What to print: table, markdown, latex or csv.")
+    ] = "table",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare methods: train those that are missing, or only read runs. Prints means, differences and tests.
+
+    All methods get the same data, split and rounds. What is the same in their training is trained once. The folder can
+    be given again with --out: finished runs are read, interrupted ones resumed, and methods can be added.
+    """
+    paths = inputs or []
+    failures: list[str] = []
+    named = {
+        "data.dataset": dataset,
+        "data.path": data,
+        "data.dir": data_dir,
+        "data.partition": partition,
+        "data.split": split,
+        "model.name": model,
+        "data.clients": clients,
+        "federation.rounds": rounds,
+        "federation.participation": participation,
+        "seeds": seeds,
+        "engine.name": engine,
+    }
+    if algorithm:
+        if len(paths) > 1:
+            raise UsageError("with -a, give one configuration or none; without -a, give runs to read.", key="inputs")
+        settings = read_config(paths[0] if paths else "", named, set_)
+        folder, failures = _train(settings, algorithm, out)
+        folders = [folder]
+    else:
+        _refuse_training_options({**named, "set": set_, "out": out})
+        if not paths:
+            message = "name the methods to train, such as -a pfedfda -a ditto, or the folders of runs to read."
+            raise UsageError(message, key="inputs")
+        folders = [Path(path) for path in paths]
+
+    show_methods(
+        folders,
+        against=against,
+        point=point,
+        metric=metric,
+        format_=format_,
+        json=json,
+        write_to=folders[0] if algorithm else None,
+    )
+    if failures:
+        raise RunError(_failed(failures), path=str(folders[0]))
+
+
+def resume_comparison(folder: Path, *, json: bool) -> None:
+    """Run what is missing of a comparison that was interrupted, and print it.
+
+    Raises:
+        DataError: the folder is damaged.
+        Interrupted: it was interrupted again.
+        RunError: a method failed.
+    """
+    from fedtailor.experiment.runner import read_jobs
+
+    failures = run_missing(read_jobs(folder, KIND), folder)
+    show_methods([folder], json=json, write_to=folder)
+    if failures:
+        raise RunError(_failed(failures), path=str(folder))
+
+
+def show_methods(
+    folders: Sequence[Path],
+    *,
+    against: str = "",
+    point: str = "",
+    metric: str = "accuracy",
+    format_: Format = "table",
+    json: bool = False,
+    write_to: Path | None,
+) -> None:
+    """Compare the runs in some folders and print the comparison.
+
+    Args:
+        folders: of runs or comparisons.
+        against: label of the reference.
+        point: evaluation point.
+        metric: what is compared.
+        format_: how to print it.
+        json: whether to print it as JSON.
+        write_to: the folder of the comparison, which gets the tables as files; None: there is none.
+    """
+    from fedtailor.report.comparison import compare as compare_methods
+    from fedtailor.report.methods import read_methods
+
+    comparison = compare_methods(read_methods(folders), metric=metric, point=point, against=against)
+    if write_to is not None:
+        _write_tables(write_to, comparison)
+    if json:
+        print_json({**comparison.as_record(), "folder": None if write_to is None else str(write_to)})
+        return
+    _show(comparison, format_)
+    if write_to is not None:
+        from fedtailor.cli.show.console import say
+
+        say(f"The runs, and these tables as Markdown, LaTeX, CSV and JSON, are in {write_to}")
+
+
+def _refuse_training_options(given: dict[str, object]) -> None:
+    """Check that nothing is given that only belongs to training.
+
+    Raises:
+        UsageError: something is.
+    """
+    for name, value in given.items():
+        if value not in ("", None, []):
+            option = name.rpartition(".")[2]
+            message = f"--{option} has no effect on runs that are only read: name methods with -a, or leave it out."
+            raise UsageError(message, key=option)
+
+
+def _train(settings: Config, methods: Sequence[str], out: str) -> tuple[Path, list[str]]:
+    """Run what is missing of a comparison; return its folder, and why methods failed.
+
+    Raises:
+        Interrupted: it was interrupted.
+        RunError: fewer than two methods have a result.
+        UsageError: there is only one method.
+    """
+    from fedtailor.experiment.methods import with_methods
+
+    if len(methods) < 2:
+        raise UsageError("a comparison needs two methods or more: give -a again.", key="algorithm")
+    configs = with_methods(settings, methods)
+
+    from fedtailor.experiment.run import unused_folder
+    from fedtailor.experiment.runner import begin, make_jobs
+
+    folder = Path(out) if out else unused_folder(f"compare-{settings.data.title}")
+    jobs = make_jobs(configs, folder)
+    begin(folder, KIND, jobs)
+    return folder, run_missing(jobs, folder)
+
+
+def run_missing(jobs: Sequence[Job], folder: Path) -> list[str]:
+    """Run what is missing of a comparison; return why methods failed.
+
+    Raises:
+        Interrupted: it was interrupted.
+        RunError: fewer than two methods have a result.
+    """
+    from fedtailor.cli.show.console import say
+    from fedtailor.cli.show.progress import make_progress
+    from fedtailor.experiment.runner import is_finished, run_jobs
+
+    missing = [job for job in jobs if not is_finished(job)]
+    if len(missing) < len(jobs):
+        say(f"{len(jobs) - len(missing)} of {len(jobs)} methods have finished runs in '{folder}'")
+    runs = sum(len(job.config.seeds) for job in missing)
+    failures = []
+    try:
+        for outcome in run_jobs(missing, make_progress(runs=max(runs, 1))):
+            if outcome.error is not None:
+                failures.append(f"{outcome.job.config.algorithm.name}: {outcome.error.message}")
+    except KeyboardInterrupt:
+        message = f"interrupted. To resume: fedtailor resume {shlex.quote(str(folder))}"
+        raise Interrupted(message, path=str(folder)) from None
+    if len(jobs) - len(failures) < 2:
+        raise RunError(_failed(failures), path=str(folder))
+    return failures
+
+
+def _failed(failures: Sequence[str]) -> str:
+    """Return in words which methods failed, and why."""
+    methods = "a method" if len(failures) == 1 else f"{len(failures)} methods"
+    return f"{methods} failed. {' '.join(failures)}"
+
+
+def _write_tables(folder: Path, comparison: Comparison) -> None:
+    """Write the tables of a comparison beside its runs."""
+    from fedtailor.core.atomic import write_whole
+    from fedtailor.report.latex import to_latex
+    from fedtailor.report.tables import to_csv, to_json, to_markdown
+
+    for ending, write in {"md": to_markdown, "tex": to_latex, "csv": to_csv, "json": to_json}.items():
+        write_whole(folder / f"table.{ending}", write(comparison))
+
+
+def _show(comparison: Comparison, format_: Format) -> None:
+    """Print a comparison in a format."""
+    from fedtailor.report.latex import to_latex
+    from fedtailor.report.tables import to_csv, to_markdown
+
+    writers = {"markdown": to_markdown, "latex": to_latex, "csv": to_csv}
+    if format_ == "table":
+        from fedtailor.cli.show.comparison import show_comparison
+
+        show_comparison(comparison)
+    else:
+        typer.echo(writers[format_](comparison), nl=False)

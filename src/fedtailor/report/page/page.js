@@ -1,0 +1,53 @@
+"use strict";
+// Tables: headers that sort, and a button that saves the table as CSV. Without scripts, the page is complete but for these.
+const numberOf = (text) => (text === "" ? NaN : Number.parseFloat(text));
+const collator = new Intl.Collator(undefined, { numeric: true });
+
+const textOf = (row, column) => row.cells[column].textContent.trim();
+
+function compare(column, sign) {
+  return (one, other) => {
+    const [a, b] = [textOf(one, column), textOf(other, column)];
+    const [x, y] = [numberOf(a), numberOf(b)];
+    if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? 1 : -1;
+    return sign * (Number.isNaN(x) ? collator.compare(a, b) : x - y || collator.compare(a, b));
+  };
+}
+
+function sortBy(table, header) {
+  const descends = header.getAttribute("aria-sort") === "ascending";
+  for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+  header.setAttribute("aria-sort", descends ? "descending" : "ascending");
+  const body = table.tBodies[0];
+  body.append(...[...body.rows].sort(compare(header.cellIndex, descends ? -1 : 1)));
+}
+
+// A spreadsheet takes a text with such a beginning for a formula; numbers are none.
+const inert = (text) => (/^[=+\-@\t\r\n＝＋－＠]/.test(text) && !/^[+-]?\d+(\.\d+)?$/.test(text) ? "'" + text : text);
+const quoted = (text) => (/[",\n\r]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text);
+
+function save(table) {
+  const lines = [...table.rows].map((row) => [...row.cells].map((cell) => quoted(inert(cell.textContent.trim()))).join(","));
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([lines.join("\n") + "\n"], { type: "text/csv" }));
+  link.download = table.dataset.name + ".csv";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+for (const table of document.querySelectorAll("table[data-name]")) {
+  for (const header of table.tHead.rows[0].cells) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...header.childNodes);
+    button.addEventListener("click", () => sortBy(table, header));
+    header.append(button);
+  }
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "csv";
+  button.textContent = "Save as CSV";
+  button.setAttribute("aria-label", "Save as CSV: " + table.caption.textContent);
+  button.addEventListener("click", () => save(table));
+  table.parentElement.after(button);
+}

@@ -1,0 +1,242 @@
+"""Statistics of comparisons: means over seeds, and paired differences of clients within a seed. No torch.
+
+Sources: Wilcoxon 1945, "Individual comparisons by ranking methods", Biometrics Bulletin 1 (6). Holm 1979, "A simple
+sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (2). Efron and Tibshirani 1993,
+"An Introduction to the Bootstrap", section 13.3 (percentile interval).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+LEVEL = 0.95
+"""Of intervals."""
+RESAMPLES = 10_000
+"""Resamples of a bootstrap interval."""
+MOST_EXACT = 50
+"""Clients that differ, up to which the Wilcoxon test counts all signs of the ranks."""
+DECIMALS = 12
+"""Differences that agree to so many decimal places are ties: shares of equal examples need not be equal floats."""
+_BLOCK = 2**20
+"""Values that are resampled at a time."""
+
+
+class Interval(NamedTuple):
+    """A 95 % interval."""
+
+    low: float
+    high: float
+
+
+class Wilcoxon(NamedTuple):
+    """A two-sided Wilcoxon signed-rank test."""
+
+    statistic: float
+    """The smaller one of the sums of the ranks of positive and of negative differences."""
+    p_value: float
+    method: Literal["exact", "normal"]
+    num_different: int
+    """Clients whose difference is not 0. The others do not count."""
+
+
+class Outcomes(NamedTuple):
+    """Clients that are better, equal and worse."""
+
+    wins: int
+    ties: int
+    losses: int
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of values.
+
+    >>> mean([0.25, 0.75])
+    0.5
+    """
+    return math.fsum(values) / len(values)
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Return the standard error of a mean: the unbiased standard deviation over the root of the number of values.
+
+    Returns:
+        None for one value.
+
+    Example:
+        >>> standard_error([1.0, 3.0]), standard_error([1.0])
+        (1.0, None)
+    """
+    if len(values) < 2:
+        return None
+    center = mean(values)
+    return math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) / len(values))
+
+
+def worst_tenth(values: Sequence[float], *, higher_is_better: bool = True) -> float:
+    """Return the mean of the worst tenth of clients, at least one: ``worst10`` of a result.
+
+    >>> worst_tenth([0.9, 0.5, 0.7])
+    0.5
+    """
+    worst_first = sorted(values, reverse=not higher_is_better)
+    return mean(worst_first[: _tenth(len(values))])
+
+
+def smallest_tenth(values: Sequence[float], num_train: Sequence[int]) -> float:
+    """Return the mean of the tenth of clients with the least training data: ``smallest10`` of a result.
+
+    Args:
+        values: of the clients, in the order of their ids, which decides between equal amounts.
+        num_train: their numbers of training examples.
+
+    Example:
+        >>> smallest_tenth([0.9, 0.5, 0.7], [20, 30, 10])
+        0.7
+    """
+    pairs = sorted(zip(num_train, values, strict=True), key=lambda pair: pair[0])
+    return mean([value for _, value in pairs[: _tenth(len(pairs))]])
+
+
+def differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
+    """Return the first value of every pair minus the second, rounded to ``DECIMALS`` so that ties are ties.
+
+    >>> 0.3 - 0.2 == 0.2 - 0.1, differences([0.3, 0.2], [0.2, 0.1])
+    (False, [0.1, 0.1])
+    """
+    return [round(one - other, DECIMALS) for one, other in zip(first, second, strict=True)]
+
+
+def outcomes(gaps: Sequence[float]) -> Outcomes:
+    """Count the positive differences (wins), those that are 0 (ties), and the negative ones (losses).
+
+    >>> outcomes([0.1, 0.0, 0.2])
+    Outcomes(wins=2, ties=1, losses=0)
+    """
+    wins = sum(gap > 0 for gap in gaps)
+    losses = sum(gap < 0 for gap in gaps)
+    return Outcomes(wins, len(gaps) - wins - losses, losses)
+
+
+def bootstrap_interval(gaps: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0) -> Interval | None:
+    """Return the paired bootstrap interval of the mean difference: the 2.5 % and 97.5 % percentiles of resampled means.
+
+    Clients are drawn with replacement, each with both of its scores, so what is resampled are their differences. The
+    draws depend on ``seed`` and on the number of clients only.
+
+    Args:
+        gaps: the differences of the clients.
+        resamples: how many samples are drawn.
+        seed: of the draws.
+
+    Returns:
+        None for fewer than two clients.
+
+    Example:
+        >>> bootstrap_interval([0.1, 0.1, 0.1])
+        Interval(low=0.1, high=0.1)
+    """
+    if len(gaps) < 2:
+        return None
+    import numpy as np
+
+    values = np.asarray(gaps, np.float64)
+    center = mean(gaps)  # where all differences are equal, rounding leaves no width
+    generator = np.random.default_rng(seed)
+    rows = max(1, _BLOCK // len(values))
+    means = np.concatenate([_resampled(values - center, generator, size) for size in _blocks(resamples, rows)])
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(low) + center, float(high) + center)
+
+
+def _resampled(values: np.ndarray, generator: np.random.Generator, count: int) -> np.ndarray:
+    """Return the means of resamples, (count,)."""
+    chosen = generator.integers(0, len(values), (count, len(values)))  # (count, n)
+    means: np.ndarray = values[chosen].mean(1)
+    return means
+
+
+def _blocks(total: int, most: int) -> list[int]:
+    """Return parts of a number, each at most ``most``."""
+    return [min(most, total - start) for start in range(0, total, most)]
+
+
+def wilcoxon(gaps: Sequence[float]) -> Wilcoxon:
+    """Test whether the differences of clients are symmetric around 0: the two-sided Wilcoxon signed-rank test.
+
+    Differences of 0 are left out. Equal ones share the mean of their ranks. If at most ``MOST_EXACT`` differ from 0,
+    the p-value is exact, with equal ones too: it counts every way to give signs to the ranks. Otherwise it is that of
+    the normal approximation with the correction for ties, without the correction for continuity.
+
+    Args:
+        gaps: the differences, from :func:`differences`. If all are 0, the p-value is 1.
+
+    Example:
+        >>> wilcoxon([0.1, 0.2, 0.3, 0.4, 0.0])
+        Wilcoxon(statistic=0.0, p_value=0.125, method='exact', num_different=4)
+    """
+    import numpy as np
+
+    different = np.array([gap for gap in gaps if gap != 0], np.float64)
+    count = len(different)
+    if count == 0:
+        return Wilcoxon(0.0, 1.0, "exact", 0)
+    if count > MOST_EXACT:
+        from scipy import stats
+
+        found = stats.wilcoxon(different, method="asymptotic")  # type: ignore[call-overload]  # stubs lack this method
+        return Wilcoxon(float(found.statistic), float(found.pvalue), "normal", count)
+    doubled = _doubled_ranks(np.abs(different))
+    positive = int(doubled[different > 0].sum())
+    smaller = min(positive, int(doubled.sum()) - positive)
+    at_most = float(_signed_rank_distribution(doubled)[: smaller + 1].sum())
+    return Wilcoxon(smaller / 2, min(1.0, 2 * at_most), "exact", count)
+
+
+def _doubled_ranks(values: np.ndarray) -> np.ndarray:
+    """Return twice the ranks of values, which are whole numbers where equal values share the mean of their ranks."""
+    import numpy as np
+    from scipy.stats import rankdata
+
+    doubled: np.ndarray = np.rint(2 * rankdata(values)).astype(np.int64)
+    return doubled
+
+
+def _signed_rank_distribution(doubled: np.ndarray) -> np.ndarray:
+    """Return the probability of every sum of the doubled ranks that are positive, if every sign is a fair coin."""
+    import numpy as np
+
+    probability = np.zeros(int(doubled.sum()) + 1)
+    probability[0] = 1.0
+    for rank in doubled.tolist():
+        shifted = np.zeros_like(probability)
+        shifted[rank:] = probability[: len(probability) - rank]
+        probability = (probability + shifted) / 2
+    return probability
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for their number by Holm's method, in the same order.
+
+    The smallest one counts times their number m, the next one times m - 1, and so on; none counts less than a smaller
+    one, or more than 1.
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
+    corrected = [0.0] * len(p_values)
+    largest = 0.0
+    for done, place in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - done) * p_values[place]))
+        corrected[place] = largest
+    return corrected
+
+
+def _tenth(count: int) -> int:
+    return max(1, count // 10)

@@ -1,0 +1,174 @@
+"""``fedtailor compare``, as typed: what it trains, what it only reads, and what it says."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedtailor.cli.main import main
+from fedtailor.experiment import run as experiment_run
+from fedtailor.experiment.records import read_run
+
+SMALL = ["-d", "digits", "--clients", "4", "--rounds", "2", "--set", "data.fraction=0.1", "--set", "training.epochs=1"]
+SMALL += ["--set", "model.options={hidden=5}", "--engine", "reference"]
+FOUR = ["-a", "fedavg", "-a", "fedavg_ft", "-a", "fedavg_ft(finetune=head)", "-a", "knn_per"]
+
+
+def compare(*arguments):
+    return main(["compare", *arguments])
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """Return the folder of a finished comparison."""
+    folder = tmp_path_factory.mktemp("compare") / "done"
+    assert compare(*FOUR, *SMALL, "--seeds", "0,1", "--out", str(folder)) == 0
+    return folder
+
+
+def runs_of(folder):
+    return [folder / name for name in json.loads((folder / "comparison.json").read_text())["runs"]]
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Return the list of runs that begin training, as they do."""
+    begun = []
+    original = experiment_run.simulate
+
+    def simulate(algorithm, *arguments, **named):
+        begun.append(type(algorithm).__name__)
+        return original(algorithm, *arguments, **named)
+
+    monkeypatch.setattr(experiment_run, "simulate", simulate)
+    return begun
+
+
+def test_four_methods_share_one_training_and_have_the_scores_of_separate_runs(tmp_path, done):
+    paths = runs_of(done)
+    assert ["reused" in read_run(path).result for path in paths] == [False, True, True, True]
+    alone = tmp_path / "alone"
+    tuned = ["-a", "fedavg_ft", "--set", "algorithm.finetune=head"]
+    assert main(["run", *tuned, *SMALL, "--seeds", "0,1", "--out", str(alone)]) == 0
+    assert read_run(paths[2]).result["metrics"] == read_run(alone).result["metrics"]
+    for model in (alone / "seed-1" / "models").iterdir():
+        assert (paths[2] / "seed-1" / "models" / model.name).read_bytes() == model.read_bytes()
+
+
+def test_a_finished_comparison_is_only_read(done, capsys, trained):
+    before = (done / "table.md").read_text()
+    assert compare(*FOUR, *SMALL, "--seeds", "0,1", "--out", str(done)) == 0
+    output = capsys.readouterr()
+    assert trained == []
+    assert "4 of 4 methods have finished runs" in output.err
+    assert "fedavg_ft (finetune='head')" in output.out
+    once = "Rounds were trained once, by fedavg, and reused bit for bit: fedavg_ft (finetune='all'), "
+    assert f"note: {once}fedavg_ft (finetune='head'), knn_per." in output.err
+    assert (done / "table.md").read_text() == before
+
+
+def test_methods_and_seeds_can_be_added(tmp_path, trained):
+    folder = tmp_path / "compared"
+    assert compare("-a", "fedavg", "-a", "fedavg_ft", *SMALL, "--seeds", "0,1", "--out", str(folder)) == 0
+    assert compare("-a", "fedavg", "-a", "ditto", *SMALL, "--seeds", "0,1,2", "--out", str(folder)) == 0
+    assert trained == ["FedAvg", "FedAvg", "FedAvg", "Ditto", "Ditto", "Ditto"]
+    assert [read_run(path).result["seeds"] for path in runs_of(folder)] == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_an_interrupted_comparison_is_resumed_with_the_same_table(tmp_path, capsys, monkeypatch, done):
+    folder = tmp_path / "it's"
+    with monkeypatch.context() as patched:
+        patched.setattr(experiment_run, "_checkpoint_is_due", interrupt)
+        assert compare(*FOUR, *SMALL, "--seeds", "0,1", "--out", str(folder)) == 6
+    with monkeypatch.context() as patched:
+        patched.setattr(experiment_run, "personalize_after", interrupt)
+        assert main(["resume", str(folder)]) == 6
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.endswith(f"To resume: fedtailor resume '{tmp_path}/it'\"'\"'s'")
+    assert main(["resume", str(folder)]) == 0
+    assert (folder / "table.json").read_text() == (done / "table.json").read_text()
+
+
+def interrupt(*arguments, **named):
+    raise KeyboardInterrupt
+
+
+def test_formats(done, capsys):
+    written = {"markdown": "md", "latex": "tex", "csv": "csv"}
+    for name, ending in written.items():
+        assert compare(str(done), "--format", name) == 0
+        assert capsys.readouterr().out == (done / f"table.{ending}").read_text()
+    assert compare(str(done), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["reference"] == "fedavg"
+
+
+def test_runs_are_read_in_any_combination(done, capsys):
+    paths = [str(path) for path in runs_of(done)]
+    assert compare(paths[2], paths[0], "--metric", "loss", "--format", "csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["method"] for row in rows} == {"fedavg", "fedavg_ft"} and rows[0]["metric"] == "loss"
+
+
+def test_a_method_that_fails_does_not_stop_the_others(tmp_path, capsys):
+    bad = "fedprox(lr=1e30)"
+    assert compare("-a", "fedavg", "-a", bad, "-a", "local", *SMALL, "--out", str(tmp_path / "compared")) == 5
+    output = capsys.readouterr()
+    assert "local" in output.out and "fedavg" in output.out
+    assert "a method failed. fedprox: " in output.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "name the methods to train"),
+        (["-a", "fedavg"], 2, "two methods or more"),
+        (["-a", "fedavg", "-a", "FedAvg"], 3, "the method 'FedAvg' is given twice"),
+        (["-a", "fedavg", "-a", "dito"], 3, "did you mean 'ditto'?"),
+        (["-a", "fedavg", "-a", "ditto(penalty 2)"], 3, "OPTION=VALUE"),
+        (["-a", "fedavg", "-a", "ditto(penalty=2"], 3, "a method must be"),
+        (["-a", "fedavg", "-a", "ditto(penalti=2)"], 3, "did you mean 'penalty'?"),
+        (["-a", "fedavg", "-a", "ditto", "one", "two"], 2, "one configuration or none"),
+        (["--rounds", "3", "runs/a"], 2, "--rounds has no effect"),
+        (["nothing"], 4, "neither the folder of a run nor that of a comparison"),
+        (["-a", "fedavg", "-a", "ditto", "--out", "."], 3, "already exists"),
+    ],
+)
+def test_mistakes_are_told_at_once(arguments, code, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert compare(*arguments) == code
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_another_kind_of_folder_is_refused(tmp_path, capsys):
+    (tmp_path / "comparison.json").write_text('{"kind": "sweep", "runs": []}')
+    assert compare("-a", "fedavg", "-a", "ditto", "--out", str(tmp_path)) == 3
+    assert "holds a sweep, not a comparison" in capsys.readouterr().err
+    assert main(["resume", str(tmp_path)]) == 3
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"kind": "comparison"}', '{"kind": "comparison", "configs": ["a = ["]}']
+)
+def test_damaged_comparisons(content, tmp_path, capsys):
+    (tmp_path / "comparison.json").write_text(content)
+    assert main(["resume", str(tmp_path)]) in (3, 4)
+    assert "comparison.json" in capsys.readouterr().err or content == "[]"
+
+
+@pytest.mark.slow
+def test_a_comparison_that_is_killed_twice_has_the_same_table(tmp_path, done):
+    command = [sys.executable, "-m", "fedtailor", "compare", *FOUR, *SMALL, "--seeds", "0,1", "--out", "killed"]
+    for files in ("runs/*/seed-0/result.json", "runs/*/seed-1/result.json"):
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not list((tmp_path / "killed").glob(files)):
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+    assert main(["resume", str(tmp_path / "killed")]) == 0
+    assert (tmp_path / "killed" / "table.json").read_text() == (done / "table.json").read_text()

@@ -1,0 +1,168 @@
+"""The command report: its files, refusals, and following of a run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fedtailor.cli.main import main
+from fedtailor.core.process import this_process
+from fedtailor.experiment.records import is_running
+from fedtailor.report.methods import read_methods
+from fedtailor.report.page import watch
+from report.made_runs import write_run
+
+
+def test_a_report_is_written_to_the_working_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "first run")
+    assert main(["report", "runs/first run"]) == 0
+    page = (tmp_path / "report-first%20run.html").read_text()
+    assert page.startswith("<!DOCTYPE html>") and page.rstrip().endswith("</html>")
+    assert "9 figures" in capsys.readouterr().err
+    assert main(["report", "runs/first run"]) == 0  # a report may be made again
+
+
+def test_json_names_the_file_its_size_and_its_figures(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    out = tmp_path / "r.html"
+    assert main(["report", str(run), "--out", str(out), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["report"] == str(out) and record["bytes"] == out.stat().st_size and record["files"] == []
+    assert {"name": "bytes", "title": "Bytes per round"} in record["figures"]
+
+
+def test_figures_are_written_as_png_svg_and_csv(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    figures = tmp_path / "figures"
+    assert main(["report", str(run), "--out", str(tmp_path / "r.html"), "--figures", str(figures), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    names = {figure["name"] for figure in record["figures"]}
+    assert {path.name for path in figures.iterdir()} == {f"{n}.{e}" for n in names for e in ("png", "svg", "csv")}
+    assert record["files"] and all(Path(path).is_file() for path in record["files"])
+    with Image.open(figures / "reliability.png") as picture:
+        assert picture.size[0] == 2 * (820 + 24)
+    assert main(["report", str(run), "--out", str(tmp_path / "r.html"), "--figures", str(figures)]) == 3
+
+
+def test_without_the_extra_only_the_figures_are_refused(tmp_path, monkeypatch, capsys):
+    run = write_run(tmp_path / "run")
+    monkeypatch.setattr("fedtailor.report.page.files.find_spec", lambda name: None)
+    out = str(tmp_path / "r.html")
+    assert main(["report", str(run), "--out", out, "--figures", str(tmp_path / "figures")]) == 3
+    assert 'pip install "fedtailor[plot]"' in capsys.readouterr().err
+    assert main(["report", str(run), "--out", out]) == 0
+
+
+@pytest.mark.parametrize(
+    ("out", "code", "words"),
+    [
+        ("run/report.html", 3, "lies in the folder of a run"),
+        ("page.txt", 3, "must end in .html"),
+        ("mine.html", 3, "is not a report, so it is not overwritten"),
+        ("folder.html", 3, "is not a report"),
+        ("nowhere/report.html", 5, "cannot write"),
+    ],
+)
+def test_refused_files(tmp_path, monkeypatch, capsys, out, code, words):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run")
+    (tmp_path / "mine.html").write_text("<html>precious")
+    (tmp_path / "folder.html").mkdir()
+    assert main(["report", "run", "--out", out]) == code
+    assert words in capsys.readouterr().err
+    assert (tmp_path / "mine.html").read_text() == "<html>precious"
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 4
+    assert "neither the folder of a run nor that of a comparison" in capsys.readouterr().err
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_watching_a_finished_run_ends_at_once(tmp_path):
+    run = write_run(tmp_path / "run")
+    out = tmp_path / "r.html"
+    assert main(["report", str(run), "--out", str(out), "--watch", "--json"]) == 0
+    assert 'http-equiv="refresh"' not in out.read_text()
+
+
+def start_watching(run, out):
+    command = [sys.executable, "-m", "fedtailor", "report", str(run), "--out", str(out), "--watch"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with out.with_suffix(".log").open("w") as log:
+        watcher = subprocess.Popen(command, env=environment, stderr=log)
+    wait_for(lambda: out.exists() and 'http-equiv="refresh"' in out.read_text())
+    return watcher
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def finish(run, folder):
+    """Give a run folder the records of a finished run."""
+    further = write_run(folder, rounds=9)
+    for name in ("clients.jsonl", "rounds.jsonl", "result.json", "status.json"):
+        (run / name).write_bytes((further / name).read_bytes())
+
+
+def test_a_run_that_goes_on_is_followed_until_it_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "EVERY", 0.01)
+    monkeypatch.setattr(watch, "_PAUSE", 0.0)
+    run = write_run(tmp_path / "run", rounds=9, done=2, state="running", process=this_process())
+    assert is_running(run)
+    pages = []
+
+    def write(page):
+        pages.append(page.html)
+        if len(pages) == 1:
+            finish(run, tmp_path / "further")
+
+    watch.follow([run], write)
+    first, last = pages
+    assert 'http-equiv="refresh"' in first and "round 2 of 9, running" in first
+    assert 'http-equiv="refresh"' not in last and "Not finished" not in last
+
+
+def test_a_comparison_is_followed_from_one_run_to_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "EVERY", 0.01)
+    monkeypatch.setattr(watch, "_PAUSE", 0.0)
+    first = write_run(tmp_path / "runs" / "first", rounds=9, done=2, state="running", process=this_process())
+    (tmp_path / "comparison.json").write_text(json.dumps({"kind": "comparison", "runs": ["runs/first", "runs/second"]}))
+    looks = []
+
+    def look(paths):
+        looks.append(paths)
+        if len(looks) == 2:
+            finish(first, tmp_path / "further")
+        if len(looks) == 5:  # the second run begins a little later
+            write_run(tmp_path / "runs" / "second", "local", rounds=9, done=1, state="running", process=this_process())
+        if len(looks) == 7:
+            finish(tmp_path / "runs" / "second", tmp_path / "more")
+        return read_methods(paths)
+
+    monkeypatch.setattr(watch, "read_methods", look)
+    pages = []
+    watch.follow([tmp_path], lambda page: pages.append(page.html))
+    assert len(looks) == 7 and "<title>ditto, local on" in pages[-1] and "Not finished" not in pages[-1]
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_following_and_leaves_a_complete_report(tmp_path):
+    run = write_run(tmp_path / "run", rounds=9, done=2, state="running", process=this_process())
+    out = tmp_path / "r.html"
+    watcher = start_watching(run, out)
+    watcher.send_signal(signal.SIGINT)
+    assert watcher.wait(timeout=60) == 0
+    assert 'http-equiv="refresh"' not in out.read_text() and "round 2 of 9" in out.read_text()
+    assert "Traceback" not in out.with_suffix(".log").read_text()

@@ -1,0 +1,138 @@
+"""The statistics of comparisons equal SciPy, or a hand computation, to 1e-12."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedtailor.report import statistics
+from fedtailor.report.statistics import (
+    Outcomes,
+    Wilcoxon,
+    bootstrap_interval,
+    differences,
+    holm,
+    mean,
+    outcomes,
+    smallest_tenth,
+    standard_error,
+    wilcoxon,
+    worst_tenth,
+)
+
+EXACT = {"rel": 1e-12, "abs": 1e-12}
+VALUES = st.lists(st.integers(-6, 6).map(lambda number: number / 8), min_size=1, max_size=9)
+
+
+def gaps(count, *, seed=0, decimals=15, center=0.02):
+    return np.round(np.random.default_rng(seed).normal(center, 0.1, count), decimals).tolist()
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=20))
+def test_mean_and_standard_error_are_those_of_scipy(values):
+    assert mean(values) == pytest.approx(np.mean(values), **EXACT)
+    assert standard_error(values) == pytest.approx(stats.sem(values), rel=1e-12, abs=1e-10)
+
+
+def test_one_seed_has_no_standard_error():
+    assert standard_error([0.7]) is None
+
+
+def test_the_tenths_are_those_of_results():
+    values = [0.1 * (value % 7) for value in range(25)]
+    sizes = [30 - client // 3 for client in range(25)]
+    assert worst_tenth(values) == 0.0 and worst_tenth(values, higher_is_better=False) == pytest.approx(0.6)
+    assert smallest_tenth(values, sizes) == mean([values[24], values[21]])  # of two equal sizes, the lower id
+    assert worst_tenth([0.5]) == smallest_tenth([0.5], [3]) == 0.5
+
+
+@pytest.mark.parametrize("count", [2, 3, 13, 60])
+@pytest.mark.parametrize("decimals", [15, 1])
+def test_the_bootstrap_interval_is_that_of_scipy(count, decimals):
+    values = gaps(count, decimals=decimals)
+    expected = stats.bootstrap(
+        (np.array(values),), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(3)
+    ).confidence_interval
+    found = bootstrap_interval(values, resamples=2000, seed=3)
+    assert found == pytest.approx((expected.low, expected.high), **EXACT)
+    assert found == bootstrap_interval(values, resamples=2000, seed=3)
+
+
+def test_the_bootstrap_does_not_depend_on_how_much_is_drawn_at_a_time(monkeypatch):
+    whole = bootstrap_interval(gaps(7))
+    monkeypatch.setattr(statistics, "_BLOCK", 100)
+    assert bootstrap_interval(gaps(7)) == whole
+
+
+def test_one_client_has_no_bootstrap_interval_and_equal_ones_have_no_width():
+    assert bootstrap_interval([0.1]) is None
+    assert bootstrap_interval([0.1] * 7) == (0.1, 0.1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 20, 50])
+def test_wilcoxon_without_ties_is_the_exact_test_of_scipy(count):
+    values = gaps(count)
+    expected = stats.wilcoxon(values, method="exact")
+    found = wilcoxon(values)
+    assert (found.statistic, found.p_value) == pytest.approx((expected.statistic, expected.pvalue), **EXACT)
+    assert found.method == "exact" and found.num_different == count
+
+
+@pytest.mark.parametrize("decimals", [15, 1])
+def test_wilcoxon_of_many_clients_is_the_normal_approximation_of_scipy(decimals):
+    values = gaps(200, decimals=decimals)
+    different = [value for value in values if value]
+    expected = stats.wilcoxon(values, zero_method="wilcox", correction=False, method="asymptotic")
+    found = wilcoxon(values)
+    assert (found.statistic, found.p_value) == pytest.approx((expected.statistic, expected.pvalue), **EXACT)
+    assert found.method == "normal" and found.num_different == len(different) > 50
+
+
+@given(VALUES)
+def test_wilcoxon_with_ties_counts_all_signs(values):
+    different = np.array([value for value in values if value])
+    found = wilcoxon(values)
+    assert found.num_different == len(different)
+    if len(different):
+        ranks = stats.rankdata(np.abs(different))
+        smaller = min(ranks[different > 0].sum(), ranks[different < 0].sum())
+        sums = [np.dot(signs, ranks) for signs in itertools.product((0, 1), repeat=len(different))]
+        at_most = np.mean(np.array(sums) <= smaller)
+        assert found.statistic == smaller and found.p_value == pytest.approx(min(1.0, 2 * at_most), **EXACT)
+
+
+def test_wilcoxon_with_ties_is_the_permutation_test_of_scipy():
+    values = [0.1, 0.1, -0.1, 0.2, 0.2, 0.3, -0.2, 0.4]
+    method = stats.PermutationMethod(n_resamples=np.inf)
+    assert wilcoxon(values).p_value == pytest.approx(stats.wilcoxon(values, method=method).pvalue, **EXACT)
+
+
+def test_wilcoxon_of_equal_scores_finds_nothing():
+    assert wilcoxon([0.0, 0.0]) == Wilcoxon(0.0, 1.0, "exact", 0)
+
+
+def test_rounding_breaks_no_ties():
+    found = differences([0.3, 0.2, 0.7], [0.2, 0.1, 0.7])
+    assert 0.3 - 0.2 != 0.2 - 0.1 and found == [0.1, 0.1, 0.0]
+    assert outcomes(found) == Outcomes(2, 1, 0) and outcomes([-0.1, 0.0]) == Outcomes(0, 1, 1)
+
+
+def test_holm_is_a_hand_computation():
+    # sorted: 0.005 * 4, 0.01 * 3, 0.03 * 2, 0.04 * 1 -> 0.02, 0.03, 0.06, then at least 0.06
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02], **EXACT)
+    assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([0.04]) == [0.04] and holm([]) == []
+    assert holm([0.02, 0.02, 0.02]) == pytest.approx([0.06] * 3, **EXACT)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_rejects_what_the_stepwise_method_rejects(p_values):
+    for level in (0.01, 0.05, 0.3):
+        rejected = set()
+        for done, place in enumerate(np.argsort(p_values, kind="stable").tolist()):
+            if (len(p_values) - done) * p_values[place] > level:
+                break
+            rejected.add(place)
+        assert {place for place, value in enumerate(holm(p_values)) if value <= level} == rejected
