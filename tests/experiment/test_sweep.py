@@ -444,6 +444,13 @@ def test_methods_have_their_own_options_and_unequal_grids_are_said(tmp_path):
     assert module.unequal_budgets([tuned, head]) == []
 
 
+def test_methods_that_choose_on_validation_examples_themselves_are_named():
+    values = {"training.lr": [0.1]}
+    assert "knn_per" in sweep_trials.optimistic_methods(plans(values, methods=("knn_per", "fedavg")))[0]
+    for methods in (("knn_per",), ("ditto", "fedavg")):
+        assert sweep_trials.optimistic_methods(plans(values, methods=methods)) == []
+
+
 def test_a_method_with_nothing_to_vary_has_one_trial():
     values = {"ditto.penalty": [0.5, 1.0]}
     fedavg, _ = plans(values, methods=("fedavg", "ditto"))

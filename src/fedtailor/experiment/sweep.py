@@ -38,7 +38,7 @@ from fedtailor.experiment.sweep_space import (
     sweep_to_toml,
     with_values,
 )
-from fedtailor.experiment.sweep_trials import Plan, Trial, make_plans, unequal_budgets
+from fedtailor.experiment.sweep_trials import Plan, Trial, make_plans, optimistic_methods, unequal_budgets
 
 KIND = "sweep"
 RESULT_FILE = "sweep.json"
@@ -241,7 +241,7 @@ def _refuse_without_validation(config: Config) -> None:
 
 def _notes(config: Config, options: SweepOptions, plans: Sequence[Plan]) -> list[str]:
     """Return what a user should know before the first trial."""
-    notes = unequal_budgets(plans)
+    notes = [*unequal_budgets(plans), *optimistic_methods(plans)]
     if len(config.seeds) == 1:
         notes.append(
             "with one seed, a difference between trials can be chance. Several, such as --seeds 0,1,2, show how large "

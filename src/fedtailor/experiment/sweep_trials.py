@@ -108,6 +108,18 @@ def unequal_budgets(plans: Sequence[Plan]) -> list[str]:
     ]
 
 
+def optimistic_methods(plans: Sequence[Plan]) -> list[str]:
+    """Return a sentence if the scores of a method on validation examples are too high beside those of another."""
+    names = sorted({plan.trials[0].config.algorithm.name for plan in plans})
+    optimistic = [name for name in names if load_algorithm(name).chooses_by_validation]
+    if not optimistic or len(names) == 1:
+        return []
+    return [
+        f"{', '.join(optimistic)} personalizes with the validation examples too, so its scores on them are too high "
+        "beside those of other methods. The choice among its own trials is less affected."
+    ]
+
+
 def _label(method: AlgorithmOptions) -> str:
     """Return a method as a user writes it."""
     options = {} if method.preset == AlgorithmOptions().preset else {"preset": method.preset}
