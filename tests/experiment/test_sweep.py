@@ -1,5 +1,6 @@
 """A sweep tries what it was told to try, chooses by validation examples only, and trains nothing twice."""
 
+import inspect
 import json
 import math
 import shutil
@@ -7,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.experiment import sweep as module
 from fedtailor.experiment import sweep_trials
@@ -449,6 +451,12 @@ def test_methods_that_choose_on_validation_examples_themselves_are_named():
     assert "knn_per" in sweep_trials.optimistic_methods(plans(values, methods=("knn_per", "fedavg")))[0]
     for methods in (("knn_per",), ("ditto", "fedavg")):
         assert sweep_trials.optimistic_methods(plans(values, methods=methods)) == []
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_methods_say_whether_they_look_at_validation_examples(name):
+    cls = load_algorithm(name)
+    assert cls.chooses_by_validation == ("data.val" in inspect.getsource(cls))
 
 
 def test_a_method_with_nothing_to_vary_has_one_trial():
