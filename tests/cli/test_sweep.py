@@ -55,6 +55,7 @@ def test_a_sweep_prints_tables_and_writes_the_best_configuration(tmp_path, capsy
     assert main(["run", "s/best-fedavg_ft.toml", "--out", "best"]) == 0
 
 
+@pytest.mark.slow
 def test_json_and_options_instead_of_a_file(capsys):
     options = ["--clients", "3", "--rounds", "1", "--set", "data.val_fraction=0.3", "--set", "training.epochs=1"]
     sweep = ["-a", "fedavg", "-a", "ditto", "--values", "training.lr=loguniform(0.01, 0.1)", "--trials", "1"]

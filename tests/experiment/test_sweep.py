@@ -162,6 +162,7 @@ def test_selection_reads_nothing_but_validation_scores(tmp_path, monkeypatch):
     assert choice(sweep(config(), **settings)) == expected
 
 
+@pytest.mark.slow
 def test_the_best_on_validation_examples_is_chosen_and_of_equal_ones_the_first(tmp_path):
     result = sweep(config(), values={"training.lr": [1e-9, 2e-9, 0.3]}, out=tmp_path / "sweep")
     (method,) = result["methods"]
@@ -340,6 +341,7 @@ def test_the_best_go_on_and_continue_their_own_training(tmp_path, count_rounds):
     assert validation_accuracy(alone["metrics"]) == method["best"]["validation"]
 
 
+@pytest.mark.slow
 def test_it_is_said_when_a_training_cannot_be_continued(tmp_path, count_rounds):
     partial = config(("federation.participation", "fixed(2)"), ("federation.rounds", 2))
     said = []
