@@ -165,7 +165,7 @@ BESIDE = {
 COLUMNS = {
     "cli": 1.5,
     "papers": 0.0,
-    "report": 1.0,
+    "report": 0.0,
     "testing": 3.0,
     "serving": 2.0,
     "experiment": 0.5,

@@ -13,7 +13,8 @@ SOURCE = ROOT / "src" / "fedtailor"
 
 LAYERS = (
     ("cli",),
-    ("papers", "report", "testing", "serving"),
+    ("papers", "testing", "serving"),
+    ("report",),
     ("experiment",),
     ("simulation", "models", "data", "algorithms"),
     ("toolkit",),
@@ -28,10 +29,10 @@ TORCH_FREE = frozenset({"core.errors", "core.options", "core.atomic", "core.read
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "cli": frozenset({"papers", "report", "testing", "serving", "experiment", "data"}) | TORCH_FREE,
-    "papers": frozenset({"experiment", "models", "data", "algorithms"}) | TORCH_FREE,
-    "report": frozenset({"experiment", "data"}) | TORCH_FREE,
+    "papers": frozenset({"report", "experiment", "models", "data", "algorithms"}) | TORCH_FREE,
     "testing": frozenset({"simulation", "models", "algorithms", "training", "core"}),
     "serving": frozenset({"experiment", "simulation", "models", "data", "algorithms", "core"}),
+    "report": frozenset({"experiment", "data"}) | TORCH_FREE,
     "experiment": frozenset({"simulation", "models", "data", "algorithms", "core"}),
     "simulation": frozenset({"training", "core"}),
     "models": frozenset({"core"}),

@@ -9,7 +9,7 @@ import pytest
 from fedtailor.cli.experiments import experiments_app
 from fedtailor.cli.main import main
 
-COMMANDS = ("list", "show", "run", "compare", "difference", "figures")
+COMMANDS = ("list", "show", "run", "report", "difference")
 
 PAPER = """
 [paper]
@@ -160,10 +160,10 @@ def test_run_keeps_a_record_of_each_cell_and_runs_none_twice(call, folder):
     assert as_json(call("run", "small", "2", "--json"))["cells"][0]["state"] == "has a record"  # the same settings
     assert as_json(call("run", "small", "2", "--seed", "1", "--json"))["cells"][0]["state"] == "done"
 
-    rows = as_json(call("compare", "small", "2", "--json"))["tables"][0]["rows"]
+    rows = as_json(call("report", "small", "2", "--json"))["tables"][0]["rows"]
     assert rows[0]["seeds"] == [0, 1] and rows[0]["sem"] >= 0 and rows[0]["scored_clients"] == 3
     assert as_json(call("list", "--json"))["papers"][0]["recorded"] == 5
-    code, out, err = call("compare")
+    code, out, err = call("report")
     assert code == 0 and "small, table 1" in out and "5 of 9 numbers have no record yet" in out
     assert "note: A note." in err
 
@@ -191,10 +191,10 @@ def test_records_of_other_settings_are_not_compared(call, folder):
     as_json(call("run", "small", "2", "--json"))
     path = folder / "experiments" / "small" / "paper.toml"
     path.write_text(PAPER.replace("lr = 0.1", "lr = 0.05"))
-    result = as_json(call("compare", "--json"))
+    result = as_json(call("report", "--json"))
     assert result["records_of_other_settings"] == 1
     assert all(row["value"] is None for table in result["tables"] for row in table["rows"])
-    code, _, err = call("compare")
+    code, _, err = call("report")
     assert code == 0 and "1 record belongs to settings that are no longer in any table; not shown" in err
     assert as_json(call("run", "small", "2", "--json"))["cells"][0]["state"] == "done"
 
@@ -325,7 +325,7 @@ def test_nothing_that_can_be_run_is_a_problem_with_data(call):
         (["run", "--plan", "plan.toml", "--seed", "1"], 2, "--seed has no effect with --plan"),
         (["run", "--plan", "plan.toml"], 4, "cannot read 'plan.toml'"),
         (["run", "--plan", "plan.toml", "--max-minutes", "x"], 2, "--max-minutes must be a whole number, 1 or more"),
-        (["compare", "small", "7"], 3, "unknown table of small '7'"),
+        (["report", "small", "7"], 3, "unknown table of small '7'"),
     ],
 )
 def test_mistakes(arguments, code, message, call):
@@ -338,7 +338,7 @@ def test_a_damaged_record(text, call, folder):
     place = folder / "experiments" / "results" / "small"
     place.mkdir(parents=True)
     (place / "bad.json").write_text(text)
-    code, _, err = call("compare", "small")
+    code, _, err = call("report", "small")
     assert code == 4 and "bad.json" in err
 
 

@@ -53,6 +53,12 @@ def test_rows_follow_the_list_of_classes_and_sorted_names(tmp_path: Path, tiny: 
     assert len(dataset.sources) == 4
 
 
+def test_pictures_are_counted_while_they_are_read(tmp_path: Path, tiny: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    load_dataset("tiny_imagenet", tmp_path, lambda *values: told.append(values))
+    assert told == [("reading pictures", done, 8) for done in range(1, 9)]
+
+
 def test_gray_becomes_color(tmp_path: Path, tiny: Path) -> None:
     gray = load_tiny_imagenet(tmp_path).x[6]
     assert (gray == gray[..., :1]).all() and abs(int(gray[0, 0, 0]) - 77) < 2

@@ -121,11 +121,14 @@ def check_(
 ) -> None:
     """Read your own data as a run would, and list every problem. The exit code is 4 if the data cannot be used."""
     from fedtailor.cli.show.data import show_check
+    from fedtailor.cli.show.preparation import Preparation
     from fedtailor.data.describe import describe_findings
     from fedtailor.data.own.read import read_own
 
     options = _options({"data.path": path}, read_assignments(set_))
-    record = describe_findings(path, read_own(path, options))
+    with Preparation() as preparation:
+        own = read_own(path, options, preparation)
+    record = describe_findings(path, own)
     if json:
         print_json(record)
     else:
@@ -154,6 +157,7 @@ def partition(
 ) -> None:
     """Divide data among clients, show what each of them has, and write the split to a file with --out."""
     from fedtailor.cli.show.data import show_partition
+    from fedtailor.cli.show.preparation import Preparation
     from fedtailor.core.atomic import to_json, write_whole
     from fedtailor.data.build import split_record
     from fedtailor.data.describe import describe_division
@@ -168,7 +172,8 @@ def partition(
     named = _named_options(dataset, data, data_dir, partition, clients, seed)
     assignments = read_assignments(set_)
     options = _options(named, assignments)
-    division = divide(options, run_seed=0)
+    with Preparation() as preparation:
+        division = divide(options, run_seed=0, report=preparation)
     split = split_record(division, _conditions(division, options))
     if ending:
         write_whole(Path(out), to_json(split) + "\n")
@@ -311,10 +316,12 @@ def _draw(kind: str, options: DataOptions) -> Picture:
 
     import numpy as np
 
+    from fedtailor.cli.show.preparation import Preparation
     from fedtailor.data import data_folder, plot
     from fedtailor.data.division import divide
 
-    division = divide(options, run_seed=0)
+    with Preparation() as preparation:
+        division = divide(options, run_seed=0, report=preparation)
     dataset = division.dataset
     partition = division.options.partition or division.options.split
     shown = "one site per client" if match_name(partition, ["natural"]) else partition

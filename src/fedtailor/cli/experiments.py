@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 from fedtailor.cli.options import DataDir, Debug, Json, whole_number
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.shell import Interrupted, guarded, print_json
-from fedtailor.core.errors import ConfigError, DataError, FedtailorError, RunError, UsageError
+from fedtailor.core.errors import DataError, FedtailorError, RunError, UsageError
 
 if TYPE_CHECKING:
     from fedtailor.papers.tables import Cell, Paper
@@ -169,43 +168,51 @@ def run(
         raise typer.Exit(DataError.exit_code)
 
 
-@experiments_app.command("compare", cls=Command)
-def compare_(
+@experiments_app.command("report", cls=Command)
+def report_(
     paper: Annotated[str, typer.Argument(metavar="PAPER", show_default=False, help="Paper (default: all).")] = "",
     table: Annotated[str, typer.Argument(metavar="TABLE", show_default=False, help="Table (default: all).")] = "",
+    out: Annotated[
+        str, typer.Option(metavar="FILE", help="HTML file to write: tables and figures (default: none).")
+    ] = "",
+    figures: Annotated[
+        str, typer.Option(metavar="FOLDER", help="New folder for every figure as PNG, SVG and CSV.")
+    ] = "",
     results: Results = "",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare the numbers that the papers print with those of the records, and judge the differences."""
+    """Show the numbers that the papers print beside those of the records, and judge the differences."""
     from fedtailor.cli.show.console import say
     from fedtailor.cli.show.experiments import show_comparison
     from fedtailor.papers.records import compare, read_records, unused
     from fedtailor.papers.tables import find_table, load_paper, paper_names
     from fedtailor.papers.verdicts import count, judged_numbers, sentence
 
+    papers = {name: load_paper(name) for name in ([paper] if paper else paper_names())}
+    papers = {loaded.name: loaded for loaded in papers.values()}
+    records = {name: read_records(_results_folder(results), name) for name in papers}
     compared = []
     judged = []
     stale = 0
-    for paper_name in [paper] if paper else paper_names():
-        loaded = load_paper(paper_name)
-        records = read_records(_results_folder(results), loaded.name)
-        stale += len(unused(loaded, records))
-        judged += judged_numbers(loaded, records)
-        for name in [find_table(loaded, table)] if table else loaded.tables:
+    for name, loaded in papers.items():
+        stale += len(unused(loaded, records[name]))
+        judged += judged_numbers(loaded, records[name])
+        for table_name in [find_table(loaded, table)] if table else loaded.tables:
             compared.append(
                 {
-                    "paper": loaded.name,
-                    "table": name,
-                    "title": loaded.tables[name].title,
-                    "notes": list(loaded.tables[name].notes),
-                    "rows": compare(loaded, name, records),
+                    "paper": name,
+                    "table": table_name,
+                    "title": loaded.tables[table_name].title,
+                    "notes": list(loaded.tables[table_name].notes),
+                    "rows": compare(loaded, table_name, records[name]),
                 }
             )
     tally = count(judged)
+    written = _write_report(papers, records, table, out, figures) if out or figures else {}
     if json:
         verdicts = dataclasses.asdict(tally)
-        print_json({"tables": compared, "verdicts": verdicts, "records_of_other_settings": stale})
+        print_json({"tables": compared, "verdicts": verdicts, "records_of_other_settings": stale, **written})
         return
     show_comparison(compared)
     if tally.runs and not table:
@@ -213,6 +220,32 @@ def compare_(
     if stale:
         who = "1 record belongs" if stale == 1 else f"{stale} records belong"
         say(f"note: {who} to settings that are no longer in any table; not shown.")
+    if written:
+        from fedtailor.cli.show.report import show_report
+
+        show_report(written, figures)
+
+
+def _write_report(
+    papers: dict[str, Paper], records: dict[str, list[dict[str, Any]]], table: str, out: str, figures: str
+) -> dict[str, Any]:
+    """Write the page of some papers, and its figures; return what was written."""
+    from fedtailor.papers.page import build_report
+    from fedtailor.papers.tables import find_table
+    from fedtailor.report.page.files import check_figures_folder, check_page_path, write_figures, write_page
+
+    target = Path(out or "report-papers.html")
+    check_page_path(target)
+    if figures:
+        check_figures_folder(Path(figures))
+    name = find_table(next(iter(papers.values())), table) if table else ""
+    page = build_report(papers, records, table=name)
+    return {
+        "report": str(target),
+        "bytes": write_page(page, target),
+        "figures": [{"name": figure.name, "title": figure.title} for figure in page.figures],
+        "files": [str(path) for path in write_figures(page.figures, Path(figures))] if figures else [],
+    }
 
 
 @experiments_app.command("difference", cls=Command)
@@ -253,49 +286,6 @@ def difference_(
         print_json(record)
     else:
         show_difference(record)
-
-
-@experiments_app.command(cls=Command)
-def figures(
-    paper: PaperName,
-    out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder to make (default: figures-PAPER).")] = "",
-    ending: Annotated[str, typer.Option(metavar="ENDING", help="Kind of the pictures: html, png or svg.")] = "html",
-    results: Results = "",
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Draw the figures of a paper that the records can give, and list the others."""
-    from fedtailor.cli.show.experiments import show_figures
-    from fedtailor.core.errors import find_name
-    from fedtailor.papers.figures import FIGURES, MISSING, draw
-    from fedtailor.papers.records import read_records, unused
-    from fedtailor.papers.tables import load_paper
-
-    loaded = load_paper(paper)
-    ending = find_name("ending", ending, ("html", "png", "svg"), key="ending")
-    folder = Path(out or f"figures-{loaded.name}")
-    if os.path.lexists(folder):
-        message = f"'{folder}' already exists and is never overwritten. Choose another folder with --out."
-        raise ConfigError(message, key="out", allowed="a name that does not exist", got=str(folder))
-    records = read_records(_results_folder(results), loaded.name)
-    stale = unused(loaded, records)
-    records = [record for record in records if record not in stale]
-    entries = []
-    for figure in FIGURES.get(loaded.name, ()):
-        picture = draw(loaded, figure, records)
-        path = folder / f"{figure.name}.{ending}"
-        if picture is not None:
-            from fedtailor.data.plot import save
-
-            folder.mkdir(parents=True, exist_ok=True)
-            save(picture, path)
-        drawn = None if picture is None else str(path)
-        entries.append({"figure": figure.number, "title": figure.title, "path": drawn})
-    others = [{"figure": number, "shows": text} for number, text in MISSING.get(loaded.name, {}).items()]
-    if json:
-        print_json({"paper": loaded.name, "figures": entries, "not_from_records": others})
-    else:
-        show_figures(entries, others)
 
 
 def _results_folder(given: str) -> Path:

@@ -75,6 +75,14 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any option, such as training.lr=0.05. May be repeated."),
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        metavar="NAME",
+        help="Also log the run with tensorboard, mlflow or wandb (offline), in its folder. May be repeated.",
+    ),
+]
 Clients = Annotated[
     int | None, typer.Option(parser=whole_number("--clients"), metavar="NUMBER", help="Number of clients.")
 ]

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from fedtailor.cli.compare import resume_comparison
-from fedtailor.cli.options import Debug, Json
+from fedtailor.cli.options import Debug, Json, Track
 from fedtailor.cli.shell import guarded, print_json
 from fedtailor.cli.sweep import resume_sweep
-from fedtailor.core.errors import ConfigError
+from fedtailor.core.errors import ConfigError, UsageError
 
 
 def resume(
@@ -19,6 +19,7 @@ def resume(
         str,
         typer.Argument(metavar="RUN", show_default=False, help="Folder of the run, of a comparison, or of a sweep."),
     ],
+    track: Track = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -26,8 +27,12 @@ def resume(
     from fedtailor.experiment.config import load_config
     from fedtailor.experiment.records import COMPARISON_FILE, NO_RUN, holds_run
     from fedtailor.experiment.sweep_space import SWEEP_FILE
+    from fedtailor.experiment.trackers import check_trackers
 
     path = Path(run)
+    if track and (path / COMPARISON_FILE).is_file():
+        message = "--track works with single runs only, not with a comparison or a sweep. Leave it out."
+        raise UsageError(message, key="track")
     if (path / SWEEP_FILE).is_file():
         resume_sweep(path, json=json)
         return
@@ -37,14 +42,16 @@ def resume(
     if not holds_run(path):
         raise ConfigError(NO_RUN.format(path=run), key="run", allowed="a folder that fedtailor run has made", got=run)
     settings = load_config(path / "experiment.toml")
+    trackers = check_trackers(track or [])
 
     from fedtailor.cli.show.progress import make_progress
     from fedtailor.cli.show.results import show_result
+    from fedtailor.experiment.run import count_unfinished
     from fedtailor.experiment.run import run as go_on
 
-    progress = make_progress(runs=len(settings.seeds))
+    progress = make_progress(runs=count_unfinished(path, settings))
     with guarded(run, resumable=True):
-        result = go_on(settings, out=path, progress=progress)
+        result = go_on(settings, out=path, progress=progress, track=trackers)
     if json:
         print_json(result)
     else:

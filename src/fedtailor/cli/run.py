@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +23,7 @@ from fedtailor.cli.options import (
     Rounds,
     Seeds,
     Split,
+    Track,
     read_config,
     whole_number,
 )
@@ -68,6 +70,7 @@ def run_(
     ] = None,
     set_: Assignments = None,
     out: Out = "",
+    track: Track = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", metavar="", help="Only estimate time, memory and disk, from a trial of a few steps."),
@@ -97,18 +100,22 @@ def run_(
     }
     settings = read_config(config, named, set_)  # before torch is imported: a mistake is reported at once
 
+    from fedtailor.experiment.trackers import check_trackers
+
+    trackers = check_trackers(track or [])
+
     if dry_run:
         _estimate(settings, as_json=json)
         return
 
     from fedtailor.cli.show.progress import make_progress
     from fedtailor.cli.show.results import show_result
-    from fedtailor.experiment.run import default_folder, run
+    from fedtailor.experiment.run import count_unfinished, default_folder, run
 
     folder = out or str(default_folder(settings))
-    progress = make_progress(runs=len(settings.seeds))
+    progress = make_progress(runs=count_unfinished(Path(folder), settings))
     with guarded(folder, resumable=True):
-        result = run(settings, out=folder, progress=progress)
+        result = run(settings, out=folder, progress=progress, track=trackers)
     if json:
         print_json(result)
     else:

@@ -16,6 +16,7 @@ from fedtailor.core.errors import find_name
 from fedtailor.data.datasets.known import DATASETS, KnownDataset
 from fedtailor.data.folders import cache_folder as cache_folder
 from fedtailor.data.folders import data_folder as data_folder
+from fedtailor.data.preparing import Report, to_nobody
 
 if TYPE_CHECKING:
     from fedtailor.data.dataset import Dataset
@@ -78,8 +79,13 @@ def find(target: str) -> Any:
     return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
 
 
-def load_dataset(name: str, folder: str | Path = "") -> Dataset:
+def load_dataset(name: str, folder: str | Path = "", report: Report = to_nobody) -> Dataset:
     """Load a data set by its name in :data:`DATASETS`.
+
+    Args:
+        name: of the data set.
+        folder: the data folder; empty: see :func:`data_folder`.
+        report: is told how many pictures have been read, if every example is a file.
 
     Raises:
         ConfigError: no data set has that name.
@@ -91,7 +97,7 @@ def load_dataset(name: str, folder: str | Path = "") -> Dataset:
     """
     name = find_name("dataset", name, DATASETS, key="data.dataset")
     known = DATASETS[name]
-    dataset = _decode(name, known, data_folder(folder))
+    dataset = _decode(name, known, data_folder(folder), report)
     tested_on = "synthetic" if known.tested_on == "synthetic" else dataset.tested_on
     complete = dataclasses.replace(
         dataset,
@@ -105,11 +111,12 @@ def load_dataset(name: str, folder: str | Path = "") -> Dataset:
     return complete
 
 
-def _decode(name: str, known: KnownDataset, folder: Path) -> Dataset:
+def _decode(name: str, known: KnownDataset, folder: Path, report: Report) -> Dataset:
     """Return a data set from the cache of decoded data, or from its files."""
     from fedtailor.data.cache import cached, signature_of
 
     def build() -> Dataset:
-        return cast("Dataset", find(known.target)(folder))
+        load = find(known.target)
+        return cast("Dataset", load(folder, report) if known.is_pictures else load(folder))
 
     return cached(signature_of(known.files, folder), build, name=name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from fedtailor.data.division import Division, divide
 from fedtailor.data.encoding import encode_table
 from fedtailor.data.folders import data_folder
 from fedtailor.data.options import DataOptions
+from fedtailor.data.preparing import CORRUPTING, Report, to_nobody
 from fedtailor.data.split import ClientRows, SplitRecord, split_digest, to_records
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def build(
     *,
     run_seed: int,
     dataset: Dataset | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    report: Report = to_nobody,
 ) -> DividedData:
     """Divide a data set among clients, make features of a table's cells, and corrupt images if the options say so.
 
@@ -53,7 +54,7 @@ def build(
         options: the ``[data]`` section.
         run_seed: the run's seed, used if ``options.seed`` is "run".
         dataset: replaces the data set that ``options`` names.
-        progress: called with the number of corrupted images made so far, and of all.
+        report: is told how many images have been read or corrupted.
 
     Raises:
         ConfigError: the options do not fit the data.
@@ -64,9 +65,9 @@ def build(
         >>> [len(rows.train) for rows in divided.rows]
         [479, 479, 479]
     """
-    division = divide(options, run_seed=run_seed, dataset=dataset)
+    division = divide(options, run_seed=run_seed, dataset=dataset, report=report)
     if options.shift.strip():
-        return _corrupt(division, progress)
+        return _corrupt(division, report)
     known = division.rows[: len(division.rows) - division.num_new]
     dataset, notes = encode_table(division.dataset, known)
     return DividedData(
@@ -80,7 +81,7 @@ def build(
     )
 
 
-def _corrupt(division: Division, progress: Callable[[int, int], None] | None) -> DividedData:
+def _corrupt(division: Division, report: Report) -> DividedData:
     """Return the data of a run with corrupted copies of the images of some clients."""
     from fedtailor.data.corruptions.shift import apply_shift, parse_shift
 
@@ -95,7 +96,7 @@ def _corrupt(division: Division, progress: Callable[[int, int], None] | None) ->
         done,
         seed=division.seed,
         frost_folder=data_folder(division.options.dir) / "frost",
-        progress=progress,
+        progress=partial(report, CORRUPTING),
     )
     states = tuple(CLEAN if pair is None else str(pair) for pair in done)
     names = tuple(_name(division, client, state) for client, state in zip(clients, states, strict=True))

@@ -18,6 +18,7 @@ from fedtailor.data.options import DataOptions, TestPolicy, refuse_too_many_new
 from fedtailor.data.partitions.base import Partition
 from fedtailor.data.partitions.domains import Natural
 from fedtailor.data.partitions.text import parse_partition
+from fedtailor.data.preparing import Report, to_nobody
 from fedtailor.data.split import ClientRows
 
 if TYPE_CHECKING:
@@ -57,13 +58,16 @@ class Division(NamedTuple):
         return cast(int, self.options.seed)
 
 
-def divide(options: DataOptions, *, run_seed: int, dataset: Dataset | None = None) -> Division:
+def divide(
+    options: DataOptions, *, run_seed: int, dataset: Dataset | None = None, report: Report = to_nobody
+) -> Division:
     """Divide a data set among clients, and each client's examples into training, validation and test.
 
     Args:
         options: the ``[data]`` section.
         run_seed: the run's seed, used if ``options.seed`` is "run".
         dataset: replaces the data set that ``options`` names.
+        report: is told how many pictures have been read.
 
     Raises:
         ConfigError: the options do not fit the data.
@@ -75,7 +79,7 @@ def divide(options: DataOptions, *, run_seed: int, dataset: Dataset | None = Non
         [479, 479, 479]
     """
     if dataset is None:
-        dataset = _load(options)
+        dataset = _load(options, report)
     seed = run_seed if options.seed == "run" else options.seed
     options = dataclasses.replace(options, seed=seed)
     division = _from_file(dataset, options) if options.split else _by_partition(dataset, options, seed)
@@ -117,14 +121,14 @@ def _new_clients_of(loaded: LoadedSplit, options: DataOptions) -> int:
     return num_new
 
 
-def _load(options: DataOptions) -> Dataset:
+def _load(options: DataOptions, report: Report) -> Dataset:
     """Load the data set of the options; their mean and standard deviation replace those of the data set."""
     if options.path:
         from fedtailor.data.own.read import load_own
 
-        dataset = load_own(options.path, options)
+        dataset = load_own(options.path, options, report)
     else:
-        dataset = load_dataset(options.dataset, options.dir)
+        dataset = load_dataset(options.dataset, options.dir, report)
     if not options.mean and not options.std:
         return dataset
     normalize = Normalization(options.mean or (0.0,), options.std or (1.0,))

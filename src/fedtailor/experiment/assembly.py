@@ -66,8 +66,12 @@ def assemble(
     """
     algorithm = make_algorithm(config)
     schedule = config.schedule
-    prepare = (progress or Silence()).prepare
-    divided = build(config.data, run_seed=seed, dataset=dataset, progress=prepare)
+    progress = progress or Silence()
+    try:
+        divided = build(config.data, run_seed=seed, dataset=dataset, report=progress.prepare)
+    except BaseException:
+        progress.end()
+        raise
     schedule.participation.check(len(divided.rows) - divided.num_new)
     shape = divided.dataset.input_shape
     num_classes = divided.dataset.num_classes

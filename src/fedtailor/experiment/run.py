@@ -20,7 +20,7 @@ from fedtailor.experiment import class_means, summary
 from fedtailor.experiment.assembly import PreparedRun, assemble
 from fedtailor.experiment.config import Config, to_toml
 from fedtailor.experiment.personal_models import personal_models
-from fedtailor.experiment.progress import Progress, Silence
+from fedtailor.experiment.progress import Progress, Several, Silence
 from fedtailor.experiment.provenance import describe, describe_data, machine, versions
 from fedtailor.experiment.records import CLASS_MEANS_DIGEST, RunFolder, exclusive, holds_run
 from fedtailor.experiment.resume import (
@@ -42,6 +42,8 @@ from fedtailor.experiment.reuse import (
     training_digest,
     with_own_models,
 )
+from fedtailor.experiment.trackers import check_trackers
+from fedtailor.experiment.tracking import make_tracked, tracked_run
 from fedtailor.experiment.what_leaves import FILE_NAME, page_of_parts, to_markdown
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
 from fedtailor.simulation.clients import Storage
@@ -64,6 +66,7 @@ def run(
     out: str | Path | None = None,
     reuse: Iterable[str | Path] = (),
     progress: Progress | None = None,
+    track: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Run an experiment, once per seed, and return its result: what ``fedtailor run --json`` prints.
 
@@ -76,6 +79,8 @@ def run(
         reuse: folders of runs whose training this run may begin with, if nothing that decides training is different;
             the result is the same, bit for bit.
         progress: is told about every round; default: nothing is shown.
+        track: names of trackers that log the run too, in its folder: ``tensorboard``, ``mlflow``, ``wandb``. They never
+            change the run or stop it.
 
     Raises:
         ConfigError: an option is wrong, or the folder holds something else.
@@ -90,6 +95,7 @@ def run(
     """
     config = _check_type(config)
     progress = progress or Silence()
+    trackers = check_trackers(track)
     path = Path(out) if out is not None else default_folder(config)
     begun = begun_config(path)
     if begun is not None:
@@ -104,7 +110,7 @@ def run(
     with exclusive(path):
         reusable = [Path(each) for each in reuse]
         if not several:
-            return run_seed(parts, path, progress, reusable)
+            return run_seed(parts, path, progress, reusable, trackers=trackers)
         same_engine = dataclasses.replace(config, engine=parts.config.engine)  # every seed runs on that of the first
         reason = parts.choice.reason
         folder = RunFolder(path, several_seeds=True)
@@ -116,11 +122,12 @@ def run(
         folder.remove_temporary_files()
         with folder:
             folder.restart(to_toml(resolved))
-            for seed in config.seeds:
+            for number, seed in enumerate(config.seeds, 1):
                 if seed != config.seeds[0]:
                     parts = assemble(same_engine, seed, dataset=parts.divided.division.dataset, progress=progress)
                     parts = parts._replace(choice=parts.choice._replace(reason=reason))
-                run_seed(parts, path / f"seed-{seed}", progress, reusable)
+                place = f"run {number} of {len(config.seeds)}"
+                run_seed(parts, path / f"seed-{seed}", progress, reusable, place=place, trackers=trackers, top=path)
             results = [RunFolder(path / f"seed-{seed}").result() or {} for seed in config.seeds]
             result = {**summary.average(results), "run": str(path), "seeds": list(config.seeds)}
             folder.finish(result)
@@ -140,6 +147,12 @@ def _check_type(config: object) -> Config:
     got = show(config) if isinstance(config, str | Path | Mapping) else f"an object of {type(config).__name__}"
     message = f"run needs a configuration, made by make_config(...) or load_config(PATH), got {got}."
     raise ConfigError(message, key="config", allowed="a Config", got=got)
+
+
+def count_unfinished(path: Path, config: Config) -> int:
+    """Return how many seeds of a run have no result in its folder yet, at least one."""
+    finished = sum((path / f"seed-{seed}" / "result.json").is_file() for seed in config.seeds)
+    return max(len(config.seeds) - finished, 1)
 
 
 def default_folder(config: Config) -> Path:
@@ -171,7 +184,16 @@ class _Beginning(NamedTuple):
     """What was taken over from another run."""
 
 
-def run_seed(parts: PreparedRun, path: Path, progress: Progress, reuse: Iterable[Path] = ()) -> dict[str, Any]:
+def run_seed(
+    parts: PreparedRun,
+    path: Path,
+    progress: Progress,
+    reuse: Iterable[Path] = (),
+    *,
+    place: str = "",
+    trackers: Sequence[str] = (),
+    top: Path | None = None,
+) -> dict[str, Any]:
     """Run one seed, or what is left of it; write each round as it ends and the models after the last one.
 
     Args:
@@ -179,6 +201,9 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress, reuse: Iterable
         path: its folder.
         progress: is told about every round.
         reuse: folders of runs whose training may be used.
+        place: which of several runs it is, in words.
+        trackers: names of those that log the run.
+        top: the folder of all seeds, where the trackers write; default: ``path``.
 
     Returns:
         The result.
@@ -203,6 +228,9 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress, reuse: Iterable
         name: Store(path / _STATE, name, modules=modules, in_memory=IN_MEMORY // 3) for name in ("trained", "personal")
     }
     checkpoints = Checkpoints(path / CHECKPOINTS, kept, modules=modules)
+    run_as_tracked = tracked_run(config.seeds[0], top or path, to_toml(config))
+    tracked = make_tracked(trackers, run_as_tracked, earlier=folder.rounds, warn=progress.note)
+    progress = Several([*tracked, progress])  # the time that trackers take to start is not the first round's
     closing = (
         progress.end,
         *(store.close for store in temporary.values()),
@@ -211,7 +239,7 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress, reuse: Iterable
     )
     with folder:
         with all_done(closing):
-            beginning = _begin(parts, folder, checkpoints, progress, reuse)
+            beginning = _begin(parts, folder, checkpoints, progress, reuse, place)
             totals = beginning.totals
             reused = beginning.reused
             result = beginning.result
@@ -252,6 +280,8 @@ def run_seed(parts: PreparedRun, path: Path, progress: Progress, reuse: Iterable
                     taken = None if reused is None else reused._replace(last=None)  # it is in the records now
                     notes = {**_notes(folder, result["seconds"]["total"], taken), "result": result}
                     checkpoints.save(report.state, notes)
+            for each in tracked:
+                each.finish(result)
             checkpoints.keep(1 if config.checkpoint.every > 0 else 0)
         result["run"] = str(path)
         folder.finish(result)
@@ -305,7 +335,12 @@ def _personalize_reused(
 
 
 def _begin(
-    parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, progress: Progress, reuse: Iterable[Path]
+    parts: PreparedRun,
+    folder: RunFolder,
+    checkpoints: Checkpoints,
+    progress: Progress,
+    reuse: Iterable[Path],
+    place: str,
 ) -> _Beginning:
     """Go back to the last checkpoint, or make a new beginning; write and show what is known before the first round."""
     now = {"versions": versions(), "machine": machine(), **_inputs(parts)}
@@ -351,7 +386,8 @@ def _begin(
         progress.note(note)
     if parts.choice.seconds is not None:
         progress.note(parts.choice.reason)
-    title = f"{parts.config.algorithm.name}, {parts.divided.dataset.name}, seed {parts.config.seeds[0]}"
+    named = [parts.config.algorithm.name, parts.divided.dataset.name, place, f"seed {parts.config.seeds[0]}"]
+    title = ", ".join(part for part in named if part)
     progress.begin(title, parts.config.schedule.rounds, done)
     return beginning
 

@@ -563,9 +563,9 @@ class _ProgressOfTrials:
         validation = [each for each in record["evaluations"] if each["test_set"] == "validation"]
         self._shown.round({**record, "evaluations": validation})
 
-    def prepare(self, done: int, total: int) -> None:
-        """Report how many images have been corrupted."""
-        self._shown.prepare(done, total)
+    def prepare(self, what: str, done: int, total: int) -> None:
+        """Report for how many images something is done before the first round."""
+        self._shown.prepare(what, done, total)
 
     def note(self, text: str) -> None:
         """Report something that a user should know."""

@@ -82,9 +82,9 @@ class TimeLimit:
             if expected > self._limit:
                 raise TooLong(expected)
 
-    def prepare(self, done: int, total: int) -> None:
-        """Report how many images have been corrupted."""
-        self._inner.prepare(done, total)
+    def prepare(self, what: str, done: int, total: int) -> None:
+        """Report how far the images are prepared."""
+        self._inner.prepare(what, done, total)
 
     def note(self, text: str) -> None:
         """Report something that a user should know."""

@@ -302,7 +302,8 @@ def _first_difference(
 
 def _same_but_for_scores(first: Any, second: Any) -> bool:
     """Return whether two outputs, each of them with ``scores``, are the same bit for bit elsewhere."""
-    rest, other_rest = (tree.map(torch.nan_to_num, each._replace(scores=())) for each in (first, second))
+    rest = tree.map(torch.nan_to_num, first._replace(scores=()))
+    other_rest = tree.map(torch.nan_to_num, second._replace(scores=()))
     try:
         assert_same_bits(rest, other_rest)
     except AssertionError:

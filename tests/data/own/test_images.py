@@ -100,6 +100,14 @@ def read(paths, **options):
     return read_pictures(pictures(paths), DataOptions(path="mine", **options), findings), findings
 
 
+def test_every_file_that_is_read_is_reported(folder, make):
+    paths = [make.save(folder / f"{number}.png", make.pixels(number)) for number in range(3)]
+    paths[1].write_text("no picture")
+    told = []
+    read_pictures(pictures(paths), DataOptions(path="mine"), Findings(), lambda *values: told.append(values))
+    assert told == [("reading pictures", done, 3) for done in (1, 2, 3)]
+
+
 def test_one_colored_image_makes_all_rgb(folder, make):
     gray = [make.save(folder / f"{number}.png", make.pixels(number)) for number in range(3)]
     equal = make.save(folder / "equal.png", np.repeat(make.pixels(7)[..., None], 3, axis=2))

@@ -146,15 +146,6 @@ def show_difference(record: Mapping[str, Any]) -> None:
     table(title, columns, rows, below=below)
 
 
-def show_figures(figures: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> None:
-    """Print where the figures of a paper are, and which there are not."""
-    for each in figures:
-        where = f"the picture is in {each['path']}" if each["path"] else "no record has what it needs yet"
-        say(f"Figure {each['figure']} ({each['title']}): {where}")
-    for each in others:
-        say(f"Figure {each['figure']} is not drawn from records: {each['shows']}")
-
-
 def _points(value: float) -> str:
     return f"{100 * value:+.2f}"
 

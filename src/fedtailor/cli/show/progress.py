@@ -1,45 +1,23 @@
-"""The progress of a run, on stderr: one line that changes on a terminal, about ten lines elsewhere."""
+"""The progress of a run, on stderr: curves and a line that change on a terminal, about ten lines elsewhere."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
 from fedtailor.cli.show.console import duration, percent, printable, say
+from fedtailor.cli.show.curves import Curves, knows_ascii_only, name_of
+from fedtailor.cli.show.pace import TimeLeft
+from fedtailor.cli.show.preparation import Preparation
 
 _MOST_LINES = 10
 _MOST_NOTES = 8
-_SECONDS_BETWEEN = 5.0
-
-
-class Pace:
-    """Whether a line about long work is due: at the end, and at most every few seconds and every tenth."""
-
-    def __init__(self) -> None:
-        self._said = time.monotonic()
-        self._tenths = 0
-
-    def is_due(self, done: int, total: int) -> bool:
-        """Return whether to print a line when so much is done.
-
-        Args:
-            done: what is done.
-            total: of how much; 0: it is not known.
-        """
-        now = time.monotonic()
-        tenths = 10 * done // total if total else 0
-        is_done = total > 0 and done == total
-        is_further = tenths > self._tenths or not total
-        if not is_done and not (is_further and now - self._said > _SECONDS_BETWEEN):
-            return False
-        self._said = now
-        self._tenths = tenths
-        return True
+_REDRAWN = 4
+"""Times a second that a terminal is redrawn."""
 
 
 class PlainProgress:
@@ -54,11 +32,11 @@ class PlainProgress:
         self._lines = _MOST_LINES // runs * runs or _MOST_LINES
         self._runs_before = -1
         self._notes = 0
-        self._pace = Pace()
+        self._preparation = Preparation()
+        self._time_left = TimeLeft()
         self._title = ""
         self._rounds = 0
         self._done_before = 0
-        self._start = 0.0
         self._measured: list[str] = []
         self._measured_at = 0
 
@@ -68,12 +46,14 @@ class PlainProgress:
         self._title = title
         self._rounds = num_rounds
         self._done_before = done
-        self._start = time.monotonic()
+        self._time_left.begin()
+        self._preparation.close()
         self._measured = []
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Print a line if it is time for one; the latest accuracies are in it."""
         done = record["round"]
+        self._time_left.add(record)
         measured = [text for text in map(_accuracies, record["evaluations"]) if text]
         if measured:
             self._measured = measured
@@ -91,17 +71,21 @@ class PlainProgress:
         return done_in_all * self._lines // (self._runs * self._rounds)
 
     def describe(self, done: int) -> str:
-        """Return the number of a round, and the time that is left of its run."""
+        """Return the number of a round, and the time that is left: of its run, and of this run and all after it."""
         place = f"{self._title}: round {done}/{self._rounds}"
         if done == self._rounds:
             return place
-        left = (time.monotonic() - self._start) / (done - self._done_before) * (self._rounds - done)
-        return f"{place}, {duration(left)} left"
+        left = self._rounds - done
+        text = f"{place}, {duration(self._time_left.of_rounds(left))} left"
+        following = self._runs - self._runs_before - 1
+        if following > 0:
+            every = self._time_left.of_rounds(left + following * self._rounds)
+            text += f" ({duration(every)} for all runs)"
+        return text
 
-    def prepare(self, done: int, total: int) -> None:
-        """Print how many images have been corrupted: at most every few seconds and every tenth."""
-        if self._pace.is_due(done, total):
-            self.line(f"corrupted images: {done:,} of {total:,}")
+    def prepare(self, what: str, done: int, total: int) -> None:
+        """Show how many images have been read or corrupted."""
+        self._preparation(what, done, total)
 
     def note(self, text: str) -> None:
         """Print something that a user should know; after some notes, only where to read the others."""
@@ -116,54 +100,88 @@ class PlainProgress:
         say(text)
 
     def end(self) -> None:
-        """Do nothing."""
+        """Remove what may still be shown of the preparation."""
+        self._preparation.close()
 
 
 class LiveProgress(PlainProgress):
-    """One line that changes, on a terminal."""
+    """On a terminal: a line that changes, and below it curves of the accuracies by round."""
 
     def __init__(self, runs: int = 1) -> None:
         """Start the progress of ``runs`` runs."""
         super().__init__(runs)
         self._live: Live | None = None
+        self._screen = _Screen()
 
     def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
         """Start the line."""
         super().begin(title, num_rounds, done)
-        self._live = Live(console=Console(stderr=True, highlight=False), refresh_per_second=8, transient=True)
+        self._screen = _Screen()
+        self._screen.line = printable(f"{title}: round {done + 1}/{num_rounds}")
+        console = Console(stderr=True, highlight=False)
+        self._live = Live(self._screen, console=console, refresh_per_second=_REDRAWN, transient=True)
         self._live.start()
-        self._live.update(Text(f"{title}: round {done + 1}/{num_rounds}"))
 
     def round(self, record: Mapping[str, Any]) -> None:
-        """Change the line; the latest accuracy stays in it."""
+        """Change what is shown at the next redrawing."""
+        self._time_left.add(record)
         measured = [text for text in map(_accuracies, record["evaluations"]) if text]
         if measured:
-            self._measured = measured[-1:]
-        if self._live is not None:
-            line = printable(", ".join([self.describe(record["round"]), *self._measured]))
-            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
+            self._screen.latest = printable(measured[-1])
+        self._screen.curves.add(record)
+        self._screen.line = printable(self.describe(record["round"]))
 
     def line(self, text: str) -> None:
         """Print a line above."""
         if self._live is None:
+            self._preparation.close()
             say(text)
         else:
             self._live.console.print(Text(printable(text)))
 
     def end(self) -> None:
-        """Remove the line."""
+        """Remove everything."""
+        super().end()
         if self._live is not None:
             self._live.stop()
             self._live = None
 
 
+class _Screen:
+    """What a terminal shows of a run. It is drawn when the terminal is redrawn, not after every round."""
+
+    def __init__(self) -> None:
+        self.line = ""
+        self.latest = ""
+        """The latest accuracies, for the line; the curves have them too."""
+        self.curves = Curves()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the line, and the curves if there is room for them."""
+        width = options.max_width
+        line = self.line
+        lines_below = console.size.height - _lines_of(line, width) - 1
+        curves = self.curves.draw(width, lines_below, ascii_only=knows_ascii_only(console))
+        if self.latest and not curves:
+            line = f"{line}, {self.latest}"
+        yield Text(line, overflow="fold")
+        yield from curves
+
+
+def _lines_of(text: str, width: int) -> int:
+    """Return at most how many lines a text takes, which breaks between words."""
+    return 1 if len(text) <= width else 2 + 2 * len(text) // width
+
+
 def make_progress(runs: int = 1) -> PlainProgress:
-    """Return a line that changes where stderr is a terminal, plain lines elsewhere.
+    """Return what changes in place where stderr is a terminal that can do so, plain lines elsewhere.
 
     Args:
         runs: how many runs it is for, such as one per seed.
     """
-    return LiveProgress(runs) if Console(stderr=True).is_terminal else PlainProgress(runs)
+    console = Console(stderr=True)
+    is_live = console.is_terminal and not console.is_dumb_terminal
+    return LiveProgress(runs) if is_live else PlainProgress(runs)
 
 
 def _accuracies(evaluation: Mapping[str, Any]) -> str:
@@ -171,8 +189,4 @@ def _accuracies(evaluation: Mapping[str, Any]) -> str:
     accuracy = evaluation["metrics"].get("accuracy")
     if accuracy is None:
         return ""
-    point = evaluation["point"]
-    names = {"clients": point, "complete": f"{point} on the whole test part"}
-    name = names.get(evaluation["test_set"], "validation")
-    clients = " of new clients" if evaluation["group"] == "new" else ""
-    return f"{name}{clients} {percent(accuracy['mean'])} % (worst tenth {percent(accuracy['worst10'])} %)"
+    return f"{name_of(evaluation)} {percent(accuracy['mean'])} % (worst tenth {percent(accuracy['worst10'])} %)"

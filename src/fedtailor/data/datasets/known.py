@@ -24,6 +24,8 @@ class KnownDataset(NamedTuple):
     citation: str = ""
     tested_on: Literal["original", "synthetic"] = "original"
     """Whether the reader was tested on the original files, or on synthetic files only."""
+    is_pictures: bool = False
+    """Whether an example is a file: its reader takes a second argument, which is told how many have been read."""
 
 
 _MNIST = "LeCun, Bottou, Bengio and Haffner 1998, Gradient-based learning applied to document recognition, IEEE Proc."
@@ -128,6 +130,7 @@ DATASETS: Mapping[str, KnownDataset] = {
         68_002,
         ("MNIST-M/**/*",),
         citation=_GANIN,
+        is_pictures=True,
     ),
     "sun397": KnownDataset(
         "datasets.sun397:load_sun397",
@@ -136,6 +139,7 @@ DATASETS: Mapping[str, KnownDataset] = {
         ("SUN397/**/*.jpg", "SUN397/**/three_levels.csv"),
         citation="Xiao, Hays, Ehinger, Oliva and Torralba 2010, SUN database: large-scale scene recognition, CVPR.",
         tested_on="synthetic",
+        is_pictures=True,
     ),
     "svhn": KnownDataset(
         "datasets.svhn:load_svhn",
@@ -174,6 +178,7 @@ DATASETS: Mapping[str, KnownDataset] = {
         license="ImageNet terms: non-commercial research",
         citation="Le and Yang 2015, Tiny ImageNet visual recognition challenge, Stanford CS 231N.",
         tested_on="synthetic",
+        is_pictures=True,
     ),
     "usps": KnownDataset(
         "datasets.usps:load_usps",

@@ -20,6 +20,7 @@ from PIL import Image
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset, check_labels
+from fedtailor.data.preparing import READING, Report, to_nobody
 from fedtailor.data.readers import files
 
 _SHAPE = (32, 32, 3)
@@ -28,7 +29,7 @@ _LINE = re.compile(r"([0-9A-Za-z_-]{1,64}\.png) ([0-9])")
 _PICKLES = ("*.pt", "*.pth", "*.pkl", "*.pkl.gz", "*.pickle")
 
 
-def load_mnist_m(folder: Path) -> Dataset:
+def load_mnist_m(folder: Path, report: Report = to_nobody) -> Dataset:
     """Load MNIST-M from ``folder``/MNIST-M: the original release if it exists, else NumPy arrays.
 
     ``sources`` has one entry for all pictures of a part: a SHA-256 over name and content of every file in order.
@@ -41,7 +42,7 @@ def load_mnist_m(folder: Path) -> Dataset:
     tested_on: Literal["original", "synthetic"]
     if (place / "mnist_m_train_labels.txt").is_file():
         tested_on = "synthetic"
-        parts = [_read_pictures(place, part, sources) for part in ("train", "test")]
+        parts = [_read_pictures(place, part, sources, report) for part in ("train", "test")]
     else:
         _refuse_pickles(place)
         tested_on = "original"
@@ -102,7 +103,7 @@ def _read_npy(path: Path, sources: dict[str, str], folder: Path) -> np.ndarray:
     return array
 
 
-def _read_pictures(place: Path, part: str, sources: dict[str, str]) -> tuple[np.ndarray, np.ndarray]:
+def _read_pictures(place: Path, part: str, sources: dict[str, str], report: Report) -> tuple[np.ndarray, np.ndarray]:
     """Return images (rows, 32, 32, 3) and labels (rows,) of the original release."""
     folder = place / f"mnist_m_{part}"
     path = _existing(place, f"mnist_m_{part}_labels.txt")
@@ -113,6 +114,7 @@ def _read_pictures(place: Path, part: str, sources: dict[str, str]) -> tuple[np.
         warnings.simplefilter("error")  # Pillow only warns of a picture with too many pixels
         for name in names:
             images.append(_read_picture(folder / name, digest))
+            report(READING, len(images), len(names))
     sources[f"{folder.relative_to(place.parent).as_posix()}/*.png"] = digest.hexdigest()
     return np.stack(images), labels
 

@@ -20,6 +20,7 @@ from PIL import Image
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset
+from fedtailor.data.preparing import Report, to_nobody
 from fedtailor.data.readers import files
 from fedtailor.data.readers.pictures_folder import list_pictures, read_pictures
 
@@ -33,7 +34,7 @@ _MAX_ROWS = 2000
 _CATEGORY = re.compile("[a-z](/[0-9A-Za-z_-]{1,80}){1,3}")
 
 
-def load_sun397(folder: Path) -> Dataset:
+def load_sun397(folder: Path, report: Report = to_nobody) -> Dataset:
     """Load the 150 categories from ``folder``/SUN397.
 
     Among the categories with exactly one superclass, the first 50 of each superclass are taken, in the order of the
@@ -55,7 +56,12 @@ def load_sun397(folder: Path) -> Dataset:
         train += pictures[:cut]
         test += pictures[cut:]
     x, sources["SUN397/**/*.jpg"] = read_pictures(
-        [path for path, _ in train + test], folder=folder, side=_SIDE, formats=_FORMATS, fit=_crop_and_resize
+        [path for path, _ in train + test],
+        folder=folder,
+        side=_SIDE,
+        formats=_FORMATS,
+        fit=_crop_and_resize,
+        report=report,
     )
     subclasses = np.array([subclass for _, subclass in train + test], np.int64)
     return Dataset(

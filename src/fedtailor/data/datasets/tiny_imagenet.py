@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from fedtailor.data.dataset import Dataset
+from fedtailor.data.preparing import Report, to_nobody
 from fedtailor.data.readers import files
 from fedtailor.data.readers.pictures_folder import list_pictures, read_pictures
 
@@ -25,7 +26,7 @@ _WORDS = re.compile("(n[0-9]{8})\t(.{1,400})")
 _ANNOTATION = re.compile(r"([0-9A-Za-z_-]{1,64}\.JPEG)\t(n[0-9]{8})(?:\t[0-9]{1,4}){4}")
 
 
-def load_tiny_imagenet(folder: Path) -> Dataset:
+def load_tiny_imagenet(folder: Path, report: Report = to_nobody) -> Dataset:
     """Load Tiny ImageNet from ``folder``/tiny-imagenet-200: 1.4 GB of pixels.
 
     Labels follow the order of ``wnids.txt``; rows within a class, and test rows, follow the sorted names of files. Gray
@@ -46,7 +47,12 @@ def load_tiny_imagenet(folder: Path) -> Dataset:
     train = _training_pictures(place / "train", wnids, folder)
     test = _test_pictures(*lines("val/val_annotations.txt"), wnids)
     x, sources["tiny-imagenet-200/**/*.JPEG"] = read_pictures(
-        [path for path, _ in train + test], folder=folder, side=_SIDE, formats=("JPEG",), fit=_check_size
+        [path for path, _ in train + test],
+        folder=folder,
+        side=_SIDE,
+        formats=("JPEG",),
+        fit=_check_size,
+        report=report,
     )
     return Dataset(
         name="tiny_imagenet",

@@ -17,6 +17,7 @@ from fedtailor.data.own.decode import Decoded, decode, reading_images
 from fedtailor.data.own.duplicates import Occurrence, report_duplicates
 from fedtailor.data.own.findings import Findings, Unusable, counted, show
 from fedtailor.data.own.scale import warn_if_dark
+from fedtailor.data.preparing import READING, Report, to_nobody
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm", ".pbm"}
 """Endings of the names of image files, in upper or lower case."""
@@ -100,8 +101,16 @@ class _Stack:
         return np.empty((self.capacity, *shape), dtype=np.uint8)
 
 
-def read_pictures(pictures: Sequence[Picture], options: DataOptions, findings: Findings) -> Pictures | None:
+def read_pictures(
+    pictures: Sequence[Picture], options: DataOptions, findings: Findings, report: Report = to_nobody
+) -> Pictures | None:
     """Read image files in the given order; unusable files are added to the problems and left out.
+
+    Args:
+        pictures: the files.
+        options: only image_size and color are used.
+        findings: gets the problems.
+        report: is told how many files have been read.
 
     Returns:
         The images, or None if no image can be read, sizes differ, or there are too many.
@@ -116,6 +125,7 @@ def read_pictures(pictures: Sequence[Picture], options: DataOptions, findings: F
     with reading_images():
         for row, (path, where) in enumerate(pictures):
             decoded = _decode(path, where, findings)
+            report(READING, row + 1, len(pictures))
             if decoded is None:
                 continue
             traits.update(decoded.traits)

@@ -28,6 +28,7 @@ from fedtailor.data.own.groups import check_groups, groups_of_paths
 from fedtailor.data.own.images import SUFFIXES, Pictures, read_pictures
 from fedtailor.data.own.layout import Layout, recognize
 from fedtailor.data.own.names import listed, safe_name
+from fedtailor.data.preparing import Report, to_nobody
 
 _SHOWN = 3
 """Errors that are shown in full when data cannot be loaded."""
@@ -36,7 +37,7 @@ _NO_LIST_OF_IMAGES = ("missing_label_column", "unnamed_column", "image_paths")
 """Errors of a table in a folder of images that was not meant to be read."""
 
 
-def read_own(path: str, options: DataOptions) -> OwnData:
+def read_own(path: str, options: DataOptions, report: Report = to_nobody) -> OwnData:
     """Read a user's data: a folder, a table, or a function that returns arrays.
 
     The cache is not used. :func:`load_own` accepts exactly the data without an error in the findings; see
@@ -45,6 +46,7 @@ def read_own(path: str, options: DataOptions) -> OwnData:
     Args:
         path: ``data.path``; see :data:`fedtailor.data.own.layout.LAYOUTS`.
         options: only label_column, group, missing, image_size and color are used here.
+        report: is told how many pictures have been read.
 
     Returns:
         The data set, which is None if there is an error, and the findings.
@@ -54,10 +56,10 @@ def read_own(path: str, options: DataOptions) -> OwnData:
         'not_found'
     """
     findings = Findings()
-    return _read(recognize(path, findings), options, findings)
+    return _read(recognize(path, findings), options, findings, report)
 
 
-def load_own(path: str, options: DataOptions) -> Dataset:
+def load_own(path: str, options: DataOptions, report: Report = to_nobody) -> Dataset:
     """Return a user's data like :func:`read_own`, but unchanged images and arrays from the cache of decoded data.
 
     Raises:
@@ -67,7 +69,7 @@ def load_own(path: str, options: DataOptions) -> Dataset:
     layout = recognize(path, findings)
 
     def build() -> Dataset:
-        dataset, found = _read(layout, options, findings)
+        dataset, found = _read(layout, options, findings, report)
         if dataset is None:
             raise _as_error(path, found)
         return dataset
@@ -77,12 +79,12 @@ def load_own(path: str, options: DataOptions) -> Dataset:
     return cached(layout.signature(options), build, name=layout.name)
 
 
-def _read(layout: Layout | None, options: DataOptions, findings: Findings) -> OwnData:
+def _read(layout: Layout | None, options: DataOptions, findings: Findings, report: Report) -> OwnData:
     """Read data with a recognized layout, and check all sites together."""
     if layout is None:
         return OwnData(None, findings)
     try:
-        dataset = _dispatch(layout, options, findings)
+        dataset = _dispatch(layout, options, findings, report)
     except DataError as error:
         findings.add("error", "unusable", "", safe_name(error.path or ""), error.message)
         dataset = None
@@ -117,10 +119,10 @@ def _safe_counts(counts: dict[str, int]) -> dict[str, int]:
     return {safe_name(name): count for name, count in counts.items()}
 
 
-def _dispatch(layout: Layout, options: DataOptions, findings: Findings) -> Dataset | None:
+def _dispatch(layout: Layout, options: DataOptions, findings: Findings, report: Report) -> Dataset | None:
     """Read the data with the reader for their layout."""
     if layout.kind == "images":
-        return _read_images(layout, options, findings)
+        return _read_images(layout, options, findings, report)
     if layout.kind == "arrays":
         from fedtailor.data.own.arrays import read_npz_sites
 
@@ -129,7 +131,7 @@ def _dispatch(layout: Layout, options: DataOptions, findings: Findings) -> Datas
     if layout.kind == "tables":
         from fedtailor.data.own.tables import read_tables
 
-        dataset = read_tables(list(layout.tables), options, findings)
+        dataset = read_tables(list(layout.tables), options, findings, report)
         _explain_tables(layout, findings)
         return dataset
     from fedtailor.data.own.target import read_target
@@ -153,10 +155,10 @@ def _explain_tables(layout: Layout, findings: Findings) -> None:
             return
 
 
-def _read_images(layout: Layout, options: DataOptions, findings: Findings) -> Dataset | None:
+def _read_images(layout: Layout, options: DataOptions, findings: Findings, report: Report) -> Dataset | None:
     """Return the images of a folder, training images first."""
     before = len(findings.errors)
-    read = read_pictures(layout.pictures, options, findings)
+    read = read_pictures(layout.pictures, options, findings, report)
     if read is None:
         if len(findings.errors) == before:
             no_examples(findings)

@@ -11,10 +11,11 @@ from fedtailor.data.own.findings import Findings, Place, show
 from fedtailor.data.own.images import Picture, Pictures, read_pictures
 from fedtailor.data.own.names import safe_name
 from fedtailor.data.own.table import Table
+from fedtailor.data.preparing import Report
 
 
 def read_table_images(
-    folder: Path, tables: Sequence[Table], options: DataOptions, findings: Findings
+    folder: Path, tables: Sequence[Table], options: DataOptions, findings: Findings, report: Report
 ) -> Pictures | None:
     """Read the images of all tables, in order; None after an error.
 
@@ -32,7 +33,7 @@ def read_table_images(
                 continue
             part = "test" if table.is_test is not None and table.is_test[row] else "train"
             pictures.append(Picture(path, Occurrence(table.place.site, part, safe_name(label), safe_name(name))))
-    return read_pictures(pictures, options, findings) if complete else None
+    return read_pictures(pictures, options, findings, report) if complete else None
 
 
 def _find(root: Path, name: str, place: Place, line: int) -> Path | None:

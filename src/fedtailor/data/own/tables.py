@@ -37,13 +37,16 @@ from fedtailor.data.own.parquet_table import read_parquet
 from fedtailor.data.own.scale import AS_THEY_ARE
 from fedtailor.data.own.table import Table, Wanted, find_roles
 from fedtailor.data.own.text_columns import SEVERAL_LABELS, several_labels
+from fedtailor.data.preparing import Report, to_nobody
 from fedtailor.data.readers.files import read_bytes
 
 PARQUET = (".parquet", ".pq")
 """Endings of the names of Parquet files, in upper or lower case; all other files are CSV."""
 
 
-def read_tables(files: list[tuple[str, Path]], options: DataOptions, findings: Findings) -> Dataset | None:
+def read_tables(
+    files: list[tuple[str, Path]], options: DataOptions, findings: Findings, report: Report = to_nobody
+) -> Dataset | None:
     """Read one table per site: a label in the column ``options.label_column``, and features or images.
 
     All other columns are features, the same at every site in any order: numbers (true and false are 1 and 0), or text,
@@ -55,6 +58,7 @@ def read_tables(files: list[tuple[str, Path]], options: DataOptions, findings: F
         files: name of each site and its table; all tables are in one folder.
         options: only ``label_column``, ``group``, ``missing``, and for images ``image_size`` and ``color``, are used.
         findings: problems, sites and notes are added to it.
+        report: is told how many pictures have been read.
 
     Returns:
         The data set, or None after an error. Its features are the cells as read, see ``Dataset.raw``.
@@ -85,7 +89,7 @@ def read_tables(files: list[tuple[str, Path]], options: DataOptions, findings: F
     groups = number_groups(filled, findings)
     folder = files[0][1].parent
     if filled[0].roles.image is not None:
-        return _images(folder, filled, classes, groups, options, findings, digests)
+        return _images(folder, filled, classes, groups, options, findings, digests, report)
     return _features(folder.name, filled, classes, groups, options, findings, digests)
 
 
@@ -207,11 +211,12 @@ def _images(
     options: DataOptions,
     findings: Findings,
     digests: dict[str, str],
+    report: Report,
 ) -> Dataset | None:
     """Return the data set of the readable images that tables name; None if there is none."""
     from fedtailor.data.own.table_images import read_table_images  # imports pillow
 
-    pictures = read_table_images(folder, tables, options, findings)
+    pictures = read_table_images(folder, tables, options, findings, report)
     if pictures is None:
         if not has_errors(findings):
             no_examples(findings)

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from fedtailor.core.errors import DataError
+from fedtailor.data.preparing import READING, Report, to_nobody
 from fedtailor.data.readers import files
 
 _MAX_BYTES = 64 * 2**20
@@ -31,6 +32,7 @@ def read_pictures(
     side: int,
     formats: tuple[str, ...],
     fit: Callable[[Image.Image, Path], Image.Image],
+    report: Report = to_nobody,
 ) -> tuple[np.ndarray, str]:
     """Read image files as RGB; gray is repeated, transparency is ignored, and only the first frame is read.
 
@@ -42,6 +44,7 @@ def read_pictures(
         side: height and width of the result.
         formats: names of formats that Pillow may try, whatever the name of the file.
         fit: takes an image in RGB and its path, and returns an image of ``side`` x ``side`` pixels.
+        report: is told how many files have been read.
 
     Returns:
         Images (rows, side, side, 3) as bytes, and a SHA-256 over the path within ``folder`` and content of every file.
@@ -56,6 +59,7 @@ def read_pictures(
         for row, path in enumerate(paths):  # threads are slower for small pictures and hardly faster for large ones
             raw = _read_bytes(path)
             pixels[row] = np.asarray(fit(_decode(raw, path, formats), path))
+            report(READING, row + 1, len(paths))
             digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + hashlib.sha256(raw).digest())
     return pixels, digest.hexdigest()
 

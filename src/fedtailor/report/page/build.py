@@ -56,18 +56,24 @@ def build_page(methods: Sequence[Method], *, refresh: int = 0) -> Page:
     records = [read_records(method) for method in methods]
     try:
         sections = [section for section in _sections(records) if not section.is_empty]
-        return Page(_render(methods, sections, refresh), sections)
+        return Page(render_page(_title(methods), sections, refresh=refresh), sections)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as reason:
         places = ", ".join(f"'{method.path}'" for method in methods)
         message = f"the records in {places} are damaged: they have another form than expected (--debug shows where)."
         raise DataError(message, path=str(methods[0].path)) from reason
 
 
-def _render(methods: Sequence[Method], sections: Sequence[Section], refresh: int) -> str:
-    """Return the HTML of a page."""
+def render_page(title: str, sections: Sequence[Section], *, refresh: int = 0) -> str:
+    """Return the HTML of a page.
+
+    Args:
+        title: of the page.
+        sections: those that are not empty.
+        refresh: seconds after which the page loads itself again; 0: never.
+    """
     template = _environment().from_string(_resource("page.html"))
     return template.render(
-        title=_title(methods),
+        title=title,
         sections=sections,
         styles=Markup(_styles()),  # our own file
         script=Markup(_resource("page.js")),

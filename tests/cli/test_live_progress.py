@@ -1,0 +1,294 @@
+"""What a terminal shows while a run goes on: a line, curves and the time left; and how images are counted."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from fedtailor.cli.main import main
+from fedtailor.cli.show import curves, pace, preparation
+from fedtailor.cli.show.curves import Curves
+from fedtailor.cli.show.pace import TimeLeft
+from fedtailor.cli.show.preparation import Preparation
+from fedtailor.cli.show.progress import LiveProgress, PlainProgress, make_progress
+from fedtailor.core.errors import FedtailorError
+from fedtailor.experiment.assembly import assemble
+from fedtailor.experiment.config import make_config
+
+
+def evaluation(point, mean, worst, group="known"):
+    metrics = {"accuracy": {"mean": mean, "worst10": worst}}
+    return {"point": point, "test_set": "clients", "group": group, "metrics": metrics}
+
+
+def record_of(number, *evaluations, seconds=0.0):
+    return {"round": number, "evaluations": list(evaluations), "seconds": {"evaluate": seconds}}
+
+
+def rising(rounds, points=("global", "personalized")):
+    """Return curves in which the mean rises to 90 % and the worst tenth to 45 %."""
+    made = Curves()
+    for number in range(1, rounds + 1):
+        share = number / rounds
+        made.add(record_of(number, *(evaluation(point, 0.9 * share, 0.45 * share) for point in points)))
+    return made
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time, which tests set."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def live(monkeypatch, capsys):
+    """A progress on a terminal, with a function that draws it; the test ends it, while stderr is captured."""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    progress = make_progress(runs=2)
+    assert type(progress) is LiveProgress
+
+    def draw(width=80, height=24):
+        out = io.StringIO()
+        Console(file=out, width=width, height=height, color_system=None).print(progress._screen)
+        return out.getvalue().splitlines()
+
+    return progress, draw
+
+
+def test_the_line_follows_every_round_and_keeps_the_latest_accuracy(live, capsys):
+    progress, draw = live
+    progress.begin("run", 3)
+    assert draw() == ["run: round 1/3"]
+    progress.round(record_of(1))
+    assert re.fullmatch(r"run: round 1/3, \d+ s left \(\d+ s for all runs\)", draw()[0])
+    progress.round(record_of(2, evaluation("global", 0.5, 0.25)))
+    progress.note("odd\x07")
+    progress.round(record_of(3))
+    assert draw() == ["run: round 3/3, global 50.0 % (worst tenth 25.0 %)"]
+    progress.end()
+    assert "note: odd \n" in capsys.readouterr().err
+    progress.begin("next", 3)
+    assert draw() == ["next: round 1/3"], "the next run begins with an empty picture"
+    progress.end()
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 24), (200, 60), (30, 12)])
+def test_curves_fit_the_terminal(live, width, height):
+    progress, draw = live
+    progress.begin("fedavg, digits, run 1 of 2, seed 0", 50)
+    for number in range(1, 41):
+        share = number / 40
+        scores = [evaluation(point, 0.9 * share, 0.4 * share) for point in ("local", "global", "personalized")]
+        progress.round(record_of(number, *scores))
+    lines = draw(width, height)
+    progress.end()
+    assert len(lines) < height and max(map(len, lines)) <= width
+    shown = [name for name in ("local", "global", "personalized") if any(line.startswith(name) for line in lines)]
+    assert shown == (["personalized"] if height == 12 else ["local", "global", "personalized"])
+    assert any("40" in line and " round " in line for line in lines), "the axis says which rounds"
+    assert "90.0 %" in " ".join(lines)
+    assert "worst tenth 40.0 %" in " ".join(lines) or width == 30
+
+
+def test_curves_show_where_accuracies_are():
+    lines = [str(line) for line in rising(40, ["global"]).draw(60, 10, ascii_only=True)]
+    assert lines[0] == "global: mean * 90.0 %, worst tenth o 45.0 %"
+    assert lines[1].startswith("100 |") and lines[6].startswith("  0 |")
+    assert lines[7] == "    +1" + "-" * 22 + " round " + "-" * 23 + "40"
+    area = [line[5:] for line in lines[1:7]]
+    assert area[1].endswith("*") and area[3].endswith("o"), "90 % is near the top, 45 % below the middle"
+    assert area[5][0] in "*o" and area[0][:40].strip() == "", "both begin at the bottom"
+    for column in zip(*area, strict=True):
+        marks = "".join(column).replace(" ", "")
+        assert marks == "*" * marks.count("*") + "o" * marks.count("o"), "the mean is above the worst tenth"
+
+
+def test_braille_has_four_rows_of_dots_in_a_line():
+    made = Curves()
+    for number, mean in enumerate([0.0, 1.0], 1):
+        made.add(record_of(number, evaluation("global", mean, 0.0)))
+    lines = [str(line) for line in made.draw(30, 5, ascii_only=False)]
+    area = "".join(line.split("│")[1] for line in lines[1:4])
+    assert set(area) <= {" ", *map(chr, range(0x2801, 0x2900))}
+    bottom = lines[3].split("│")[1]
+    assert all(ord(character) & 0x40 and ord(character) & 0x80 for character in bottom), "the worst tenth stays at 0"
+    assert ord(lines[1].split("│")[1][-1]) & 0x08, "the mean ends at the top right"
+
+
+def test_few_evaluations_or_little_room_draw_nothing():
+    assert rising(1).draw(80, 20, ascii_only=False) == []
+    assert rising(9).draw(29, 20, ascii_only=False) == []
+    assert rising(9).draw(80, 4, ascii_only=False) == []
+    no_examples = Curves()
+    for number in (1, 2, 3):
+        no_examples.add(record_of(number, {**evaluation("global", 0, 0), "metrics": {}}))
+        no_examples.add(record_of(number, evaluation("local", float("nan"), 0.0)))
+    assert no_examples.draw(80, 20, ascii_only=False) == []
+
+
+def test_equal_accuracies_have_an_axis_too():
+    made = Curves()
+    for number in (3, 9):
+        made.add(record_of(number, evaluation("global", 1.0, 1.0)))
+    lines = [str(line) for line in made.draw(40, 6, ascii_only=True)]
+    assert lines[1].startswith("100.1 |") and lines[4].startswith("100.0 |*")
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"LANG": "C"}, True),
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, True),
+        ({"LC_ALL": "POSIX", "LANG": "en_US.UTF-8"}, True),
+        ({"LANG": "de_DE.UTF-8"}, False),
+        ({"LANG": "C", "LC_CTYPE": "de_DE.UTF-8"}, False),
+        ({}, False),
+        ({"TERM": "linux"}, True),
+    ],
+)
+def test_a_terminal_without_unicode_gets_ascii(environment, expected, monkeypatch):
+    for name in ("LANG", "LC_ALL", "LC_CTYPE", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert curves.knows_ascii_only(Console(file=io.TextIOWrapper(io.BytesIO(), "utf-8"))) is expected
+    assert curves.knows_ascii_only(Console(file=io.TextIOWrapper(io.BytesIO(), "latin-1")))
+
+
+def test_the_time_left_follows_the_latest_rounds(clock):
+    left = TimeLeft()
+    left.begin()
+    for number in range(1, 31):
+        clock[0] += 60 if number < 10 else 2
+        left.add(record_of(number))
+    assert left.of_rounds(50) == 100
+
+
+def test_evaluations_are_counted_apart(clock):
+    left = TimeLeft()
+    left.begin()
+    for number in range(1, 31):
+        is_evaluated = number % 10 == 0
+        clock[0] += 1 + 100 * is_evaluated
+        left.add(record_of(number, *[evaluation("global", 0.5, 0.5)] * is_evaluated, seconds=100.0 * is_evaluated))
+        if number == 9:
+            assert left.of_rounds(10) == pytest.approx(10)
+        if number >= 10 and number % 10 == 0:
+            assert left.of_rounds(10) == pytest.approx(110), "a round with an evaluation does not count ten times"
+        if number == 29:
+            assert left.of_rounds(29) == pytest.approx(29 + 29 * 100 * 2 / 29)
+
+
+def test_the_time_left_of_several_runs_includes_those_after_this_one(clock, capsys):
+    progress = PlainProgress(runs=3)
+    progress.begin("run 0", 4)
+    clock[0] += 10
+    progress.round(record_of(1))
+    assert capsys.readouterr().err == "run 0: round 1/4, 30 s left (1 min 50 s for all runs)\n"
+    progress.begin("run 1", 4)
+    progress.begin("run 2", 4)
+    clock[0] += 10
+    progress.round(record_of(1))
+    assert progress.describe(1) == "run 2: round 1/4, 30 s left"
+
+
+def test_images_are_counted_in_few_lines(clock, capsys):
+    progress = PlainProgress()
+    for what in ("reading pictures", "corrupting images"):
+        for done in range(1, 501):
+            clock[0] += 6
+            progress.prepare(what, done, 500)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) <= 22 and lines[-1] == "corrupting images: 500 of 500"
+    assert "reading pictures: 500 of 500" in lines
+
+
+def test_little_work_is_not_worth_a_line(clock, capsys):
+    with Preparation() as count:
+        for done in range(1, 501):
+            count("reading pictures", done, 500)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_line_that_counts_images_goes_when_something_fails(monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with pytest.raises(ValueError), Preparation() as count:
+        count("reading pictures", 1, 500)
+        started = count._live
+        assert started.is_started
+        raise ValueError
+    assert not started.is_started
+    assert preparation.Preparation()._live is None and pace.Pace().is_due(1, 1)
+
+
+@pytest.mark.slow
+def test_a_run_on_a_real_terminal_draws_curves_and_removes_them(tmp_path):
+    main_end, other_end = pty.openpty()
+    command = [sys.executable, "-m", "fedtailor", "run", "-a", "fedavg", "--rounds", "40", "--out", str(tmp_path / "r")]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", "LANG": "C.UTF-8"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=other_end, env=environment) as process:
+        os.close(other_end)
+        seen = b""
+        while True:
+            try:
+                part = os.read(main_end, 2**16)
+            except OSError:  # the other end is closed
+                break
+            if not part:
+                break
+            seen += part
+        assert process.stdout.read().decode().count("global") and process.wait() == 0
+    os.close(main_end)
+    text = seen.decode()
+    assert " round " in text and "worst tenth" in text and any("\u2801" <= character <= "\u28ff" for character in text)
+    assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l"), "the cursor is shown again"
+
+
+@pytest.fixture
+def own_pictures(tmp_path, monkeypatch):
+    """A folder ``own`` with ten pictures of two classes at two sites each, and lines also about short work."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(preparation, "_SHORT", 0.0)
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))
+    for number in range(40):
+        path = tmp_path / "own" / f"site{number % 2}" / ("cat" if number < 20 else "dog") / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8), dtype=np.uint8)
+        Image.fromarray(pixels).save(path)
+    return tmp_path / "own"
+
+
+@pytest.mark.parametrize("command", ["check own --json", "partition --data own --json"])
+def test_data_commands_count_the_pictures_they_read(own_pictures, capsys, command):
+    assert main(["data", *command.split()]) == 0
+    told = capsys.readouterr()
+    assert told.err == "reading pictures: 40 of 40\n" and told.out.count("\n") == 1
+
+
+def test_a_run_counts_the_pictures_it_reads(own_pictures, capsys):
+    told = []
+    progress = PlainProgress()
+    progress.prepare = lambda *values: told.append(values)
+    parts = assemble(make_config({"data": {"path": str(own_pictures)}}), 0, progress=progress)
+    parts.engine.close()
+    assert told == [("reading pictures", done, 40) for done in range(1, 41)]
+
+
+def test_what_is_shown_of_the_pictures_goes_when_they_cannot_be_used(own_pictures, monkeypatch, capsys):
+    ended = []
+    progress = PlainProgress()
+    monkeypatch.setattr(progress, "end", lambda: ended.append(True))
+    with pytest.raises(FedtailorError):
+        assemble(make_config({"data": {"path": str(own_pictures / "missing")}}), 0, progress=progress)
+    assert ended == [True]
