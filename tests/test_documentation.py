@@ -21,6 +21,8 @@ from fedtailor.core.schedule import SCHEDULE_KEYS
 from fedtailor.core.training_options import Training
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import CheckpointOptions, make_config
+from fedtailor.experiment.sweep_space import load_sweep
+from fedtailor.experiment.sweep_trials import make_plans
 from fedtailor.experiment.trackers import TRACKERS
 from fedtailor.papers.plan import read_plan
 from fedtailor.simulation.engines.options import EngineOptions
@@ -100,9 +102,15 @@ def test_commands_work_as_written(line, tmp_path, monkeypatch, capsys):
     own_algorithm(tmp_path, monkeypatch)
     if "--split" in line:
         assert main(["data", "partition", "-d", "digits", "--partition", "iid", "--out", "split.json"]) == 0
+    if "sweep" in line:
+        (tmp_path / "sweep.toml").write_text(blocks(ROOT / "docs" / "sweeping.md", "toml")[0])
     if "experiment.toml" in line:  # it makes the folder look like that of a run
         (tmp_path / "experiment.toml").write_text(blocks(ROOT / "docs" / "running.md", "toml")[0])
     arguments = shlex.split(line)[1:]
+    if arguments[0] == "sweep":
+        if "sweep.toml" not in arguments:
+            arguments.insert(1, "sweep.toml")
+        arguments += ["--rounds", "1", "--trials", "1", "--clients", "3", "--seeds", "0"]
     if arguments[0] in ("run", "compare") and "--help" not in arguments:  # as written but for its length
         if "--seeds" in arguments:
             arguments[arguments.index("--seeds") + 1] = "0"
@@ -193,6 +201,9 @@ def test_the_examples_of_a_configuration_and_of_a_plan_are_valid(tmp_path):
             if "[[runs]]" in block:
                 (tmp_path / "plan.toml").write_text(block)
                 assert read_plan(tmp_path / "plan.toml", ROOT / "experiments")
+            elif "[sweep" in block:
+                (tmp_path / "sweep.toml").write_text(block)
+                assert make_plans(*load_sweep(tmp_path / "sweep.toml"))
             else:
                 assemble(make_config(tomllib.loads(block)), 0)
 

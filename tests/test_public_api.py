@@ -25,6 +25,7 @@ PUBLIC = {
     "load_config",
     "make_config",
     "run",
+    "sweep",
     *toolkit.__all__,
 }
 

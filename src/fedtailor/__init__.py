@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedtailor.experiment.config import load_config as load_config
     from fedtailor.experiment.config import make_config as make_config
     from fedtailor.experiment.run import run as run
+    from fedtailor.experiment.sweep import sweep as sweep
     from fedtailor.models.module import from_module as from_module
     from fedtailor.serving.export import export_model as export_model
     from fedtailor.serving.model import PersonalModel as PersonalModel
@@ -43,6 +44,7 @@ _HOMES = {
     "load_config": "experiment.config",
     "make_config": "experiment.config",
     "run": "experiment.run",
+    "sweep": "experiment.sweep",
 }
 
 _TOOLKIT = (

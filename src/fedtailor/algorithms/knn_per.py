@@ -104,6 +104,7 @@ def right_by_mixing(
 class KNNPer(Algorithm[ModelState, tuple[()], Personal]):
     """Federated averaging, personalized by nearest neighbors."""
 
+    chooses_by_validation: ClassVar[bool] = True
     trains_as: ClassVar[str] = "fedavg"
     only_for_personalization: ClassVar[frozenset[str]] = frozenset({"neighbors", "kernel_scale", "mixing"})
 

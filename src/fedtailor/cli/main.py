@@ -28,6 +28,7 @@ from fedtailor.cli.report import report
 from fedtailor.cli.resume import resume
 from fedtailor.cli.run import run_
 from fedtailor.cli.shell import command_line
+from fedtailor.cli.sweep import sweep
 from fedtailor.cli.what_leaves import what_leaves
 
 app = make_app()
@@ -35,6 +36,7 @@ app.command("demo", cls=Command)(demo)
 app.command("run", cls=Command)(run_)
 app.command("resume", cls=Command)(resume)
 app.command("compare", cls=Command)(compare)
+app.command("sweep", cls=Command)(sweep)
 app.command("report", cls=Command)(report)
 app.command("predict", cls=Command)(predict)
 app.command("export", cls=Command)(export)

@@ -118,7 +118,26 @@ def read_config(path: str, named: Mapping[str, Any], assignments: Sequence[str] 
         ConfigError: a value is wrong, or the file is.
         UsageError: options contradict each other.
     """
-    from fedtailor.experiment.config import load_config, make_config, parse_value
+    from fedtailor.experiment.config import load_config, make_config
+
+    overrides = read_overrides(named, assignments)
+    settings = load_config(path, overrides) if path else make_config({}, overrides)
+    refuse_missing_data(settings)
+    return settings
+
+
+def read_overrides(named: Mapping[str, Any], assignments: Sequence[str] | None) -> list[tuple[str, Any]]:
+    """Return named options and assignments as values by key; later ones win.
+
+    Args:
+        named: values by key, as the user wrote them; None and empty texts are left out.
+        assignments: the values of ``--set``.
+
+    Raises:
+        ConfigError: an assignment is not ``section.key=value``.
+        UsageError: options contradict each other.
+    """
+    from fedtailor.experiment.config import parse_value
 
     refuse_two_data_sets(named["data.dataset"], named["data.path"])
     overrides: list[tuple[str, Any]] = []
@@ -132,12 +151,19 @@ def read_config(path: str, named: Mapping[str, Any], assignments: Sequence[str] 
     overrides += read_assignments(assignments)
     if {"seed", "seeds"} <= {key for key, _ in overrides}:
         raise UsageError("give --seed or --seeds, not both.", key="seeds")
-    settings = load_config(path, overrides) if path else make_config({}, overrides)
+    return overrides
+
+
+def refuse_missing_data(settings: Config) -> None:
+    """Check that own data is there.
+
+    Raises:
+        DataError: it is not.
+    """
     if settings.data.path:
         from fedtailor.data.own.layout import refuse_missing
 
         refuse_missing(settings.data.path)
-    return settings
 
 
 def read_seeds(text: str) -> list[int]:

@@ -10,26 +10,33 @@ import typer
 from fedtailor.cli.compare import resume_comparison
 from fedtailor.cli.options import Debug, Json, Track
 from fedtailor.cli.shell import guarded, print_json
+from fedtailor.cli.sweep import resume_sweep
 from fedtailor.core.errors import ConfigError, UsageError
 
 
 def resume(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", show_default=False, help="Folder of the run, or of a comparison.")
+        str,
+        typer.Argument(metavar="RUN", show_default=False, help="Folder of the run, of a comparison, or of a sweep."),
     ],
     track: Track = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Resume an interrupted or killed run, or a comparison. Results are those of an uninterrupted run."""
+    """Resume an interrupted or killed run, comparison or sweep. Results are those of an uninterrupted run."""
     from fedtailor.experiment.config import load_config
     from fedtailor.experiment.records import COMPARISON_FILE, NO_RUN, holds_run
+    from fedtailor.experiment.sweep_space import SWEEP_FILE
     from fedtailor.experiment.trackers import check_trackers
 
     path = Path(run)
+    if track and (path / COMPARISON_FILE).is_file():
+        message = "--track works with single runs only, not with a comparison or a sweep. Leave it out."
+        raise UsageError(message, key="track")
+    if (path / SWEEP_FILE).is_file():
+        resume_sweep(path, json=json)
+        return
     if (path / COMPARISON_FILE).is_file():
-        if track:
-            raise UsageError("--track works with single runs only, not with a comparison. Leave it out.", key="track")
         resume_comparison(path, json=json)
         return
     if not holds_run(path):

@@ -82,6 +82,8 @@ class Algorithm(ABC, Generic[S, C, P]):
     """Whether a client's state is wrong unless its upload reaches the server; then only the cohort may train."""
     primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "personalized"
     """The evaluation point at which the method is meant to be judged."""
+    chooses_by_validation: ClassVar[bool] = False
+    """Whether ``personalize`` chooses something on a client's validation examples; scores on them are then too high."""
 
     trains_as: ClassVar[str] = ""
     """The name of the method whose training this method shares bit for bit; empty: it has its own.

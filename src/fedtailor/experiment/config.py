@@ -274,9 +274,9 @@ def _algorithm_options(table: Mapping[str, Any]) -> AlgorithmOptions:
 
 
 def _hint_of_section(values: Mapping[str, Any], name: str) -> str:
-    """Return ``"; did you mean 'training.lr'?"`` if a section, or the algorithm, has an option of that name."""
+    """Return what an unknown name probably is: ``"; did you mean 'training.lr'?"`` if a section has such an option."""
     if isinstance(values[name], dict):
-        return ""
+        return ": fedtailor sweep reads it." if name == "sweep" else ""
     options: dict[str, Iterable[str]] = dict(SCHEDULE_KEYS)
     options |= {section: [field.name for field in dataclasses.fields(cls)] for section, cls in _CLASSES.items()}
     for section, names in options.items():

@@ -64,15 +64,31 @@ def refuse_other_configuration(config: Config, begun: Config, path: Path) -> Non
     Raises:
         ConfigError: it is not; the message names the keys.
     """
-    here = dict(_flat(tomllib.loads(to_toml(config))))
-    there = dict(_flat(tomllib.loads(to_toml(begun))))
+    refuse_other_values(tomllib.loads(to_toml(config)), tomllib.loads(to_toml(begun)), path, what="a run")
+
+
+def refuse_other_values(now: Mapping[str, Any], begun: Mapping[str, Any], path: Path, *, what: str) -> None:
+    """Check that the values of nested tables are those with which a folder was begun, but for what changes no result.
+
+    Args:
+        now: the tables as they are given now.
+        begun: those of the folder.
+        path: the folder.
+        what: is in the folder, for the message.
+
+    Raises:
+        ConfigError: they are not; the message names the keys.
+    """
+    here = dict(_flat(now))
+    there = dict(_flat(begun))
     different = [key for key in {**there, **here} if key not in _FREE and here.get(key) != there.get(key)]
     if not different:
         return
     shown = [f"{key} is {_show(there, key)} there and {_show(here, key)} here" for key in different[:_MOST_DIFFERENCES]]
     more = ", ..." if len(different) > _MOST_DIFFERENCES else ""
+    differences = f"{', '.join(shown)}{more}"
     raise ConfigError(
-        f"'{path}' holds a run with another configuration: {', '.join(shown)}{more}. Choose another folder with --out.",
+        f"'{path}' holds {what} with another configuration: {differences}. Choose another folder with --out.",
         key=different[0],
         allowed=_show(there, different[0]),
         got=_show(here, different[0]),

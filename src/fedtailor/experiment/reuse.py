@@ -151,13 +151,13 @@ def _fits(theirs: Config, own: Config, done: int) -> bool:
         return False
     if done == schedule.rounds and theirs.schedule.rounds != done:
         return False  # its round was not the last one
-    if done < schedule.rounds and theirs.schedule.rounds == done and _differs_at_the_end(theirs.schedule):
+    if done < schedule.rounds and theirs.schedule.rounds == done and differs_at_the_end(theirs.schedule):
         return False
     needed = range(1, min(done + 1, schedule.rounds))  # what belongs to the last round is made again
     return all(_recorded(theirs, own, round) for round in needed)
 
 
-def _differs_at_the_end(schedule: Schedule) -> bool:
+def differs_at_the_end(schedule: Schedule) -> bool:
     """Return whether other clients take part in the last round than if it were not the last one."""
     return schedule.participation.full_last_round and schedule.participation.plan != "all"
 

@@ -271,7 +271,7 @@ def run_seed(
                 _say_who_never_trained(parts, folder, progress, report)
                 result = _result(parts, folder, report, totals)
                 if reused is not None:
-                    result["reused"] = {"run": reused.path, "rounds": reused.rounds}
+                    result["reused"] = {"run": reused.path, "rounds": reused.rounds, "seconds": reused.seconds}
                     if reused.last is not None and reused.last.local:
                         result["metrics"] = {"local": reused.last.local, **result["metrics"]}
                 result |= digests

@@ -307,7 +307,8 @@ def average(results: Sequence[Record]) -> Record:
     """
     first = results[0]
     names = [name for name in first if name not in ("split_sha256", CLASS_MEANS_DIGEST)]
-    means = {name: _average([result[name] for result in results]) for name in names}
+    shared = [name for name in names if all(name in result for result in results)]  # not all may have reused a training
+    means = {name: _average([result[name] for result in results]) for name in shared}
     if "split_sha256" in first:
         means["shared_split"] = len({result["split_sha256"] for result in results}) == 1
     if "events" in first:

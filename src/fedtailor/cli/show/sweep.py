@@ -1,0 +1,126 @@
+"""The result of a sweep, as tables."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtailor.cli.show.console import duration, percent, say, shortened, table
+from fedtailor.cli.show.results import warn
+
+_MOST_TRIALS = 30
+"""Rows of a table."""
+
+
+def show_sweep(result: Mapping[str, Any]) -> None:
+    """Print the result of a sweep: the trials of every method, what was chosen, and the spread of what was tried."""
+    for method in result["methods"]:
+        is_last = method is result["methods"][-1]
+        _show_trials(method, result, below=_explanation(result) if is_last else "")
+    _show_methods(result)
+    steps = [step for method in result["methods"] for trial in method["trials"] for step in trial["steps"]]
+    warn([{"events": step["events"], "run": Path(result["sweep"]) / step["run"]} for step in steps])
+    all_rounds = result["trained_rounds"] + result["reused_rounds"]
+    reused = "" if result["reused_rounds"] == 0 else f"; the other {result['reused_rounds']} were reused"
+    say(f"Trained {result['trained_rounds']} of {all_rounds} rounds{reused}. Everything is in {result['sweep']}")
+    if result["best"] is not None:
+        path = Path(result["sweep"]) / result["best"]["config"]
+        say(f"The best: fedtailor run {shlex.quote(str(path))}")
+
+
+def _explanation(result: Mapping[str, Any]) -> str:
+    """Return what the columns of the trials are."""
+    seeds = result["seeds"]
+    which = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds ± standard error"
+    sentences = [
+        f"validation: mean accuracy of personalized models over clients, {which}.",
+        "trained: rounds that were trained for this trial, over all seeds. It took over the other rounds from the "
+        "trials under 'reused from', which have trained the same.",
+        "seconds: of the trial's own work.",
+    ]
+    if result["halving"]:
+        sentences.append("A trial that went on continued its own training, and is ahead of those that did not.")
+    return " ".join(sentences)
+
+
+def _show_trials(method: Mapping[str, Any], result: Mapping[str, Any], *, below: str) -> None:
+    """Print the trials of a method, the best first, and what the columns are."""
+    keys = list(method["trials"][0]["values"])
+    ranked = sorted(method["trials"], key=lambda trial: (trial["rank"] is None, trial["rank"] or trial["trial"]))
+    rows = [_trial_row(trial, keys) for trial in ranked[:_MOST_TRIALS]]
+    names = [key.removeprefix("algorithm.") for key in keys]
+    columns = ["rank", "trial", *names, "validation", "rounds", "trained", "seconds", "reused from"]
+    number = len(ranked)
+    title = f"{method['method']} on {result['dataset']}: {number} trials, accuracy in % on validation examples"
+    more = f"And {number - _MOST_TRIALS} more, in sweep.json. " if number > _MOST_TRIALS else ""
+    table(title, columns, rows, below=more + below)
+    for trial in ranked:
+        if trial["error"]:
+            say(f"trial {trial['trial']} of {method['method']} failed: {trial['error']}", style="yellow")
+
+
+def _trial_row(trial: Mapping[str, Any], keys: list[str]) -> list[str]:
+    """Return the cells of a trial."""
+    values = [shortened(_value(trial["values"][key])) for key in keys]
+    rank = "failed" if trial["error"] else str(trial["rank"])
+    rounds = "-" if trial["rounds"] is None else str(trial["rounds"])
+    numbers = [_score(trial), rounds, str(trial["trained_rounds"]), duration(trial["seconds"])]
+    return [rank, str(trial["trial"]), *values, *numbers, ", ".join(trial["reused_from"]) or "-"]
+
+
+def _value(value: Any) -> str:
+    """Return a value with at most four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _score(trial: Mapping[str, Any]) -> str:
+    """Return the validation score of a trial, with its standard error over seeds."""
+    if trial["validation"] is None:
+        return "-"
+    error = "" if trial["standard_error"] is None else f" ± {100 * trial['standard_error']:.1f}"
+    return f"{percent(trial['validation'])}{error}"
+
+
+def _show_methods(result: Mapping[str, Any]) -> None:
+    """Print what was chosen for every method, the best first, and the spread of what was tried."""
+    methods = sorted(result["methods"], key=lambda method: -(method["best"] or {"validation": -1.0})["validation"])
+    rows = []
+    for method in methods:
+        spread = method["spread"]
+        names = ("min", "lower_quartile", "median", "upper_quartile", "max")
+        figures = ["-"] * len(names) if spread is None else [percent(spread[name]) for name in names]
+        best = method["best"]
+        chosen = ["-", "-"] if best is None else [str(best["trial"]), _score(best)]
+        failed = f" ({method['failed']} failed)" if method["failed"] else ""
+        rows.append(
+            [
+                method["method"],
+                method["config"] or "-",
+                f"{len(method['trials'])}{failed}",
+                *figures,
+                *chosen,
+                _test(method),
+            ]
+        )
+    columns = ["method", "best configuration", "trials", "min", "lower\nquartile", "median", "upper\nquartile", "max"]
+    columns += ["best\ntrial", "validation", "test"]
+    sentences = ["Validation scores chose; test scores did not decide, and are read after the choice."]
+    if result["halving"]:
+        sentences.append(
+            "min to max: of all trials that did not fail, after the first rounds, whose number is the same for all."
+        )
+    else:
+        sentences.append("min to max: of all trials that did not fail, on validation examples.")
+    sentences.append("The best of many validation scores is too high by chance; its test score is not.")
+    table("What was chosen: accuracy in %", columns, rows, left=2, below=" ".join(sentences))
+
+
+def _test(method: Mapping[str, Any]) -> str:
+    """Return the accuracy of the best trial's personalized models on test examples."""
+    accuracy = method.get("test", {}).get("personalized")
+    if accuracy is None:
+        return "-"
+    error = f" ± {100 * accuracy['sem']['mean']:.1f}" if "sem" in accuracy else ""
+    return f"{percent(accuracy['mean'])}{error}"

@@ -1,0 +1,165 @@
+"""The command ``fedtailor sweep``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedtailor.cli.options import (
+    Assignments,
+    Clients,
+    DataDir,
+    DatasetName,
+    Debug,
+    EngineName,
+    Json,
+    ModelName,
+    Out,
+    OwnData,
+    ParticipationText,
+    PartitionText,
+    Rounds,
+    Seeds,
+    Split,
+    read_overrides,
+    refuse_missing_data,
+    whole_number,
+)
+from fedtailor.cli.shell import guarded, print_json
+from fedtailor.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from fedtailor.experiment.config import Config
+    from fedtailor.experiment.sweep_space import SweepOptions
+
+_RUNS_PER_TEN_LINES = 10
+"""So many runs make the progress print a line at the end of each."""
+
+
+def sweep(
+    config: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG.toml",
+            show_default=False,
+            help="Configuration file with a section sweep. Options override it.",
+        ),
+    ] = "",
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUES",
+            help='What to try: "training.lr=[0.01, 0.1]", or uniform(A, B), loguniform(A, B), integers(A, B) in place '
+            "of the list. METHOD.OPTION is an option of one method. May be repeated.",
+        ),
+    ] = None,
+    algorithm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--algorithm",
+            "-a",
+            metavar="METHOD",
+            help='Method, such as ditto or "fedavg_ft(finetune=head)". May be repeated.',
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole_number("--trials"), metavar="NUMBER", help="Trials of every method (default: the whole grid)."
+        ),
+    ] = None,
+    halving: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole_number("--halving"),
+            metavar="NUMBER",
+            help="Few rounds first; one trial in NUMBER goes on with NUMBER times the rounds (default: 0, no halving).",
+        ),
+    ] = None,
+    dataset: DatasetName = "",
+    data: OwnData = "",
+    data_dir: DataDir = "",
+    partition: PartitionText = "",
+    split: Split = "",
+    model: ModelName = "",
+    clients: Clients = None,
+    rounds: Rounds = None,
+    participation: ParticipationText = "",
+    seeds: Seeds = None,
+    engine: EngineName = "",
+    set_: Assignments = None,
+    out: Out = "",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Try values of options, and choose the best on validation examples. Test examples never decide.
+
+    If the folder holds the same sweep, interrupted or killed, it is resumed.
+    """
+    from fedtailor.experiment.sweep_space import load_sweep
+
+    named: dict[str, Any] = {
+        "data.dataset": dataset,
+        "data.path": data,
+        "data.dir": data_dir,
+        "data.partition": partition,
+        "data.split": split,
+        "model.name": model,
+        "data.clients": clients,
+        "federation.rounds": rounds,
+        "federation.participation": participation,
+        "seeds": seeds,
+        "engine.name": engine,
+        "sweep.trials": trials,
+        "sweep.halving": halving,
+        "sweep.methods": algorithm,
+    }
+    overrides = [*read_overrides(named, set_), *_read_values(values)]
+    settings, options = load_sweep(config, overrides)  # before torch is imported: a mistake is reported at once
+    refuse_missing_data(settings)
+
+    from fedtailor.experiment.sweep import default_sweep_folder
+
+    _run(settings, options, out or str(default_sweep_folder(settings)), json=json)
+
+
+def resume_sweep(folder: Path, *, json: bool) -> None:
+    """Resume the sweep in a folder, and print its result."""
+    from fedtailor.experiment.sweep_space import SWEEP_FILE, load_sweep
+
+    settings, options = load_sweep(folder / SWEEP_FILE)
+    _run(settings, options, str(folder), json=json)
+
+
+def _run(settings: Config, options: SweepOptions, folder: str, *, json: bool) -> None:
+    """Run a sweep, or what is left of it, and print its result."""
+    from fedtailor.cli.show.progress import make_progress
+    from fedtailor.cli.show.sweep import show_sweep
+    from fedtailor.experiment.sweep import sweep as run_sweep
+
+    progress = make_progress(runs=_RUNS_PER_TEN_LINES)
+    with guarded(folder, resumable=True):
+        result = run_sweep(settings, **asdict(options), out=folder, progress=progress, announce=progress.line)
+    if json:
+        print_json(result)
+    else:
+        show_sweep(result)
+
+
+def _read_values(texts: list[str] | None) -> list[tuple[str, Any]]:
+    """Read the values of ``--values``.
+
+    Raises:
+        ConfigError: a text is not ``KEY=VALUES``.
+        UsageError: a key is given twice.
+    """
+    from fedtailor.experiment.config import parse_assignment
+
+    pairs = [parse_assignment(text) for text in texts or []]
+    for place, (key, _) in enumerate(pairs):
+        if key in dict(pairs[:place]):
+            raise UsageError(f"--values gives '{key}' twice; give it once.", key="--values", got=key)
+    return [(f"sweep.values.{key}", value) for key, value in pairs]

@@ -1,0 +1,605 @@
+"""A sweep tries what it was told to try, chooses by validation examples only, and trains nothing twice."""
+
+import inspect
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+
+from fedtailor.algorithms import ALGORITHMS, load_algorithm
+from fedtailor.core.errors import ConfigError, DataError, RunError
+from fedtailor.experiment import sweep as module
+from fedtailor.experiment import sweep_trials
+from fedtailor.experiment.config import load_config, make_config
+from fedtailor.experiment.progress import Silence
+from fedtailor.experiment.records import exclusive, read_run
+from fedtailor.experiment.run import run
+from fedtailor.experiment.sweep import rungs, sweep, validation_accuracy
+from fedtailor.experiment.sweep_space import Interval, SweepOptions, load_sweep, sweep_to_toml
+from fedtailor.experiment.sweep_trials import make_plans
+from fedtailor.simulation import rounds
+
+SMALL = {
+    "data": {"clients": 3, "partition": "iid", "fraction": 0.4, "val_fraction": 0.3},
+    "model": {"name": "mlp", "options": {"hidden": 16}},
+    "algorithm": {"name": "fedavg"},
+    "training": {"epochs": 1, "lr": 0.3, "batch_size": 5},
+    "federation": {"rounds": 2},
+    "engine": {"name": "reference"},
+}
+
+
+def config(*overrides):
+    return make_config(SMALL, overrides)
+
+
+def scores(result):
+    """Return the table of a sweep: everything but times and places."""
+    return json.loads(
+        json.dumps(result["methods"]),
+        object_hook=lambda table: {key: value for key, value in table.items() if key not in ("seconds", "run")},
+    )
+
+
+def choice(result):
+    """Return what a sweep has chosen, and by which scores."""
+    return [
+        [(trial["values"], [step["by_seed"] for step in trial["steps"]], trial["rank"]) for trial in method["trials"]]
+        + [method["best"]["trial"], method["spread"]]
+        for method in result["methods"]
+    ] + [result["best"]["method"]]
+
+
+class Stop(Silence):
+    """Interrupts a sweep after so many rounds."""
+
+    def __init__(self, after):
+        self.left = after
+
+    def round(self, record):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def count_rounds(monkeypatch):
+    """Return a list that grows with every round that is trained."""
+    trained = []
+    begin_round = rounds._Server.begin_round
+
+    def counted(*arguments, **named):
+        trained.append(1)
+        return begin_round(*arguments, **named)
+
+    monkeypatch.setattr(rounds._Server, "begin_round", counted)
+    return trained
+
+
+RANDOM = {"values": {"training.lr": "loguniform(0.01, 1)"}, "trials": 2}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Return the folder and the result of a finished sweep, which must not be changed."""
+    folder = tmp_path_factory.mktemp("finished") / "sweep"
+    return folder, sweep(config(("seeds", [0, 1])), **RANDOM, out=folder)
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """Return a copy of the folder, and the result."""
+    folder, result = finished
+    return shutil.copytree(folder, tmp_path / "sweep"), result
+
+
+# the choice
+
+
+SITES = """
+import numpy as np
+
+def sites():
+    generator = np.random.default_rng(0)
+    shuffle = np.random.default_rng(1).permutation
+    found = {{}}
+    for site in "ABC":
+        parts = []
+        for number in (60, 40):
+            y = np.arange(number) % 3
+            x = (generator.normal(size=(number, 4)) + 2 * np.eye(4)[y]).astype(np.float32)
+            parts.append((x, y))
+        (train, (x, y)) = parts
+        found[site] = (train, (x, shuffle(y) if {permuted} else y))
+    return found
+"""
+
+
+def sites_config(monkeypatch, folder, *, permuted):
+    """Return a configuration on data of three sites with their own test examples."""
+    name = f"sites_{permuted}".lower()
+    (folder / f"{name}.py").write_text(SITES.format(permuted=permuted))
+    monkeypatch.syspath_prepend(folder)
+    data = {"path": f"{name}:sites", "val_fraction": 0.4, "normalize": "training"}
+    return make_config({**SMALL, "data": data})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"values": {"training.lr": [0.001, 0.05]}},
+        pytest.param({"values": {"training.lr": [0.001, 0.05, 0.5]}, "halving": 2}, marks=pytest.mark.slow),
+    ],
+    ids=["grid", "halving"],
+)
+def test_the_choice_is_the_same_if_test_labels_are_permuted(settings, tmp_path, monkeypatch):
+    found = {}
+    for permuted in (False, True):
+        data = sites_config(monkeypatch, tmp_path, permuted=permuted)
+        found[permuted] = sweep(data, methods=["fedavg_ft", "ditto"], **settings, out=tmp_path / str(permuted))
+    tests = [[method["test"]["personalized"]["mean"] for method in each["methods"]] for each in found.values()]
+    assert tests[0] != tests[1], "the test labels were permuted"
+    assert choice(found[False]) == choice(found[True])
+
+
+@pytest.mark.slow
+def test_selection_reads_nothing_but_validation_scores(tmp_path, monkeypatch):
+    """Results without any test score, until the choice is made, give the same choice."""
+    settings = {"values": {"training.lr": [0.01, 0.1]}, "out": tmp_path / "sweep"}
+    expected = choice(sweep(config(), **settings))
+    read = module._results_by_seed
+
+    def only_validation(job):
+        results = read(job)
+        for result in results.values():
+            result["metrics"] = {"validation": result["metrics"]["validation"]}
+        return results
+
+    monkeypatch.setattr(module, "_results_by_seed", only_validation)
+    monkeypatch.setattr(module, "_test_scores", lambda folder: {})
+    assert choice(sweep(config(), **settings)) == expected
+
+
+@pytest.mark.slow
+def test_the_best_on_validation_examples_is_chosen_and_of_equal_ones_the_first(tmp_path):
+    result = sweep(config(), values={"training.lr": [1e-9, 2e-9, 0.3]}, out=tmp_path / "sweep")
+    (method,) = result["methods"]
+    trials = method["trials"]
+    assert trials[0]["validation"] == trials[1]["validation"] < trials[2]["validation"]
+    assert [trial["rank"] for trial in trials] == [2, 3, 1]
+    assert method["best"] == trials[2] and result["best"] == {"method": "fedavg", "config": "best-fedavg.toml"}
+    spread = method["spread"]
+    assert (spread["min"], spread["max"], spread["trials"]) == (trials[0]["validation"], trials[2]["validation"], 3)
+    assert spread["median"] == trials[1]["validation"]
+
+
+def test_the_scores_are_those_of_the_runs(finished):
+    folder, result = finished
+    trial = result["methods"][0]["best"]
+    (step,) = trial["steps"]
+    found = read_run(folder / trial["run"]).result
+    accuracy = found["metrics"]["validation"]["accuracy"]
+    assert trial["validation"] == pytest.approx(accuracy["mean"])
+    assert trial["standard_error"] == pytest.approx(accuracy["sem"]["mean"])
+    assert list(step["by_seed"]) == ["0", "1"] and np.mean(list(step["by_seed"].values())) == trial["validation"]
+    assert result["methods"][0]["test"]["personalized"] == found["metrics"]["personalized"]["accuracy"]
+    assert json.loads((folder / "sweep.json").read_text()) == json.loads(json.dumps(result))
+
+
+def test_the_best_configuration_gives_the_same_bits(finished, tmp_path):
+    folder, _ = finished
+    run(load_config(folder / "best-fedavg.toml"), out=tmp_path / "alone")
+    listed = json.loads((folder / "comparison.json").read_text())
+    (there,) = listed["runs"]
+    assert listed["kind"] == "sweep"
+    for seed in (0, 1):
+        models = [
+            {path.name: path.read_bytes() for path in (place / f"seed-{seed}" / "models").iterdir()}
+            for place in (tmp_path / "alone", folder / there)
+        ]
+        assert models[0] == models[1]
+
+
+@pytest.mark.parametrize(
+    "metrics", [{}, {"validation": {"clients": {"evaluated": 0}}}, {"validation": {"accuracy": {"mean": None}}}]
+)
+def test_a_result_without_validation_scores_has_none(metrics):
+    assert validation_accuracy(metrics) is None
+
+
+def test_without_validation_examples_nothing_is_chosen(tmp_path):
+    with pytest.raises(ConfigError, match=r"data\.val_fraction=0\.2") as raised:
+        sweep(config(("data.val_fraction", 0.0)), values={"training.lr": [0.1]}, out=tmp_path / "sweep")
+    assert raised.value.key == "data.val_fraction"
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_trial_that_fails_counts_and_is_never_chosen(tmp_path):
+    values = {"training.lr": [1e30, 0.1], "algorithm.penalty": [1.0]}
+    ditto = config(("algorithm.name", "ditto"), ("federation.rounds", 1))
+    result = sweep(ditto, values=values, out=tmp_path / "sweep")
+    (method,) = result["methods"]
+    assert method["failed"] == 1 and method["best"]["trial"] == 2
+    assert method["trials"][0]["rank"] is None and "not finite" in method["trials"][0]["error"]
+    with pytest.raises(RunError, match=r"every trial of the sweep failed; the first: .*not finite"):
+        sweep(ditto, values={"training.lr": [1e30]}, out=tmp_path / "failed")
+    assert json.loads((tmp_path / "failed" / "sweep.json").read_text())["best"] is None
+
+
+# what is trained
+
+
+def test_options_of_personalization_train_once(tmp_path, count_rounds):
+    values = {"algorithm.finetune_epochs": [1, 2], "algorithm.finetune": ["all", "head"]}
+    result = sweep(config(("algorithm.name", "fedavg_ft")), values=values, out=tmp_path / "sweep")
+    assert len(count_rounds) == 2
+    (method,) = result["methods"]
+    assert (method["trained_rounds"], method["reused_rounds"]) == (2, 6)
+    assert [trial["reused_from"] for trial in method["trials"]][:2] == [[], ["fedavg_ft trial 1"]]
+
+
+def test_evaluations_during_the_run_prevent_that_and_it_is_said(tmp_path):
+    settings = config(("algorithm.name", "fedavg_ft"), ("evaluation.personalized_every", 1))
+    (plan,) = make_plans(settings, SweepOptions(values={"algorithm.finetune_epochs": [1, 2]}))
+    assert "personalized_every = 1" in plan.notes[0] and "finetune_epochs" in plan.notes[0]
+
+
+def stop_before_third_trial(sentence):
+    if "trial 3" in sentence:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("interruption", "trained"),
+    [
+        pytest.param({"announce": stop_before_third_trial}, 4, id="between-trials", marks=pytest.mark.slow),
+        pytest.param({"progress": Stop(4)}, 5, id="within-a-trial"),
+    ],
+)
+def test_an_interrupted_sweep_is_resumed(interruption, trained, tmp_path, count_rounds):
+    settings = {"values": {"training.lr": [0.01, 0.1], "algorithm.finetune_epochs": [1, 2]}}
+    tuned = config(("algorithm.name", "fedavg_ft"))
+    expected = sweep(tuned, **settings, out=tmp_path / "alone")
+    count_rounds.clear()
+    with pytest.raises(KeyboardInterrupt):
+        sweep(tuned, **settings, out=tmp_path / "cut", **interruption)
+    found = sweep(tuned, **settings, out=tmp_path / "cut")
+    assert scores(found) == scores(expected)
+    assert len(count_rounds) == trained, "at most a round that was not complete is trained again"
+
+
+def test_a_sweep_that_has_finished_trains_nothing_and_trials_can_be_added(copied, count_rounds):
+    folder, first = copied
+    settings = config(("seeds", [0, 1]))
+    assert scores(sweep(settings, **RANDOM, out=folder)) == scores(first)
+    assert count_rounds == []
+    more = sweep(settings, **{**RANDOM, "trials": 3}, out=folder)
+    assert len(count_rounds) == 2 * 2
+    values = [[trial["steps"][0]["by_seed"] for trial in each["methods"][0]["trials"]] for each in (first, more)]
+    assert values[1][:2] == values[0] and len(values[1]) == 3
+
+
+def test_another_sweep_does_not_go_into_the_folder(finished, tmp_path):
+    folder, _ = finished
+    before = (folder / "sweep.json").read_bytes()
+    for overrides, options, key in (
+        ([("seeds", [0, 1])], {"values": {"training.lr": [0.2]}}, "sweep.values.training.lr"),
+        ([("seeds", [0, 1])], {"seed": 1}, "sweep.seed"),
+        ([("seeds", [0, 1]), ("training.epochs", 2)], {}, "training.epochs"),
+        ([("seed", 1)], {}, "seeds"),
+    ):
+        with pytest.raises(ConfigError, match="holds a sweep") as raised:
+            sweep(config(*overrides), **{**RANDOM, **options}, out=folder)
+        assert raised.value.key == key
+    assert (folder / "sweep.json").read_bytes() == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").touch()
+    with pytest.raises(ConfigError, match="already exists"):
+        sweep(config(), **RANDOM, out=tmp_path / "other")
+
+
+# successive halving
+
+
+@pytest.mark.parametrize(
+    ("trials", "num_rounds", "factor", "expected"),
+    [
+        (9, 9, 3, [(9, 1), (3, 3), (1, 9)]),
+        (20, 30, 3, [(20, 3), (6, 10), (2, 30)]),
+        (5, 100, 2, [(5, 25), (2, 50), (1, 100)]),
+        (100, 4, 2, [(100, 1), (50, 2), (25, 4)]),
+        (2, 30, 3, [(2, 30)]),
+        (30, 2, 3, [(30, 2)]),
+        (4, 30, 0, [(4, 0)]),
+    ],
+)
+def test_steps_of_halving(trials, num_rounds, factor, expected):
+    assert [tuple(rung) for rung in rungs(trials, num_rounds, factor)] == expected
+
+
+def test_the_best_go_on_and_continue_their_own_training(tmp_path, count_rounds):
+    settings = config(("federation.rounds", 4))
+    values = {"training.lr": [1e-9, 0.1, 0.3, 2e-9]}
+    said = []
+    result = sweep(settings, values=values, halving=2, out=tmp_path / "sweep", announce=said.append)
+    (method,) = result["methods"]
+    assert len(count_rounds) == method["trained_rounds"] == 4 * 1 + 2 * 1 + 1 * 2
+    trials = method["trials"]
+    assert [[step["rounds"] for step in trial["steps"]] for trial in trials] in (
+        [[1], [1, 2], [1, 2, 4], [1]],
+        [[1], [1, 2, 4], [1, 2], [1]],
+    )
+    assert method["best"]["rounds"] == 4 and method["best"]["rank"] == 1
+    assert method["spread"]["rounds"] == 1 and method["spread"]["trials"] == 4
+    assert "fedavg: trial 3 of 4, 1 of 4 rounds: training.lr=0.3" in said
+    alone = run(
+        config(("federation.rounds", 4), ("training.lr", trials[method["best"]["trial"] - 1]["values"]["training.lr"])),
+        out=tmp_path / "alone",
+    )
+    assert validation_accuracy(alone["metrics"]) == method["best"]["validation"]
+
+
+@pytest.mark.slow
+def test_it_is_said_when_a_training_cannot_be_continued(tmp_path, count_rounds):
+    partial = config(("federation.participation", "fixed(2)"), ("federation.rounds", 2))
+    said = []
+    result = sweep(
+        partial, values={"training.lr": [0.01, 0.1]}, halving=2, out=tmp_path / "sweep", announce=said.append
+    )
+    assert any("train again" in line and "federation.full_last_round" in line for line in said)
+    assert len(count_rounds) == result["trained_rounds"] == 1 + 1 + 2
+
+
+def test_halving_does_not_go_with_other_choices_of_rounds():
+    watching = config(("evaluation.select", "best"), ("evaluation.personalized_every", 1))
+    with pytest.raises(ConfigError, match=r"sweep\.halving .* evaluation\.select"):
+        sweep(watching, values={"training.lr": [0.1]}, halving=2)
+    with pytest.raises(ConfigError, match=r"federation\.rounds cannot be varied with sweep\.halving"):
+        sweep(config(), values={"federation.rounds": [1, 2]}, halving=2)
+
+
+# what is tried
+
+
+def plans(values, *overrides, **options):
+    return make_plans(config(*overrides), SweepOptions(values=values, **options))
+
+
+def tried(plan, key):
+    return [trial.values[key] for trial in plan.trials]
+
+
+def test_a_grid_has_every_combination_in_order():
+    (plan,) = plans({"training.lr": [0.1, 0.2], "training.epochs": [1, 2]})
+    assert [str(trial) for trial in plan.trials] == [
+        "training.lr=0.1, training.epochs=1",
+        "training.lr=0.1, training.epochs=2",
+        "training.lr=0.2, training.epochs=1",
+        "training.lr=0.2, training.epochs=2",
+    ]
+    assert [(trial.config.training.lr, trial.config.training.epochs) for trial in plan.trials][1] == (0.1, 2)
+
+
+def test_random_values_have_the_bounds_and_the_distribution_of_their_range():
+    values = {
+        "training.lr": "loguniform(0.001, 1)",
+        "training.momentum": "uniform(0.2, 0.6)",
+        "training.epochs": "integers(2, 5)",
+        "training.flip": [True, False],
+    }
+    drawn = sweep_trials._points("fedavg", SweepOptions(values=values).space, SweepOptions(values=values, trials=400))
+    columns = {key: np.array([point[key] for point in drawn]) for key in values}
+    lr = np.log10(columns["training.lr"])
+    momentum = columns["training.momentum"]
+    assert -3 <= lr.min() < -2.9 and -0.1 < lr.max() <= 0 and abs(lr.mean() + 1.5) < 0.1
+    assert 0.2 <= momentum.min() < 0.21 and 0.59 < momentum.max() <= 0.6 and abs(momentum.mean() - 0.4) < 0.02
+    assert np.abs(np.bincount(columns["training.epochs"], minlength=6)[2:] - 100).max() < 40
+    assert abs(np.corrcoef(lr, momentum)[0, 1]) < 0.15
+    assert abs(columns["training.flip"].sum() - 200) < 40
+
+
+@pytest.mark.parametrize("kind", ["uniform", "loguniform", "integers"])
+def test_the_ends_of_a_range_are_inside(kind):
+    interval = Interval(kind, 3.0, 7.0)
+    assert interval.at(0.0) == pytest.approx(3) and interval.at(0.0) >= 3
+    assert 6.99 < interval.at(1 - 2**-53) <= 7
+
+
+def test_draws_depend_on_seed_method_number_and_key_only():
+    few = {"training.lr": "uniform(0.1, 1)"}
+    more = {"training.momentum": "uniform(0, 0.9)", **few}
+    first = tried(plans(few, trials=3)[0], "training.lr")
+    assert tried(plans(few, trials=5)[0], "training.lr")[:3] == first
+    assert tried(plans(more, trials=3)[0], "training.lr") == first
+    both = plans(few, trials=3, methods=("ditto", "fedavg"))
+    assert tried(both[1], "training.lr") == first != tried(both[0], "training.lr")
+    assert tried(plans(few, trials=3, seed=1)[0], "training.lr") != first
+
+
+def test_a_part_of_a_grid_is_drawn_without_repetition():
+    (plan,) = plans({"training.lr": [0.1, 0.2, 0.3], "training.epochs": [1, 2, 3]}, trials=8)
+    assert len({str(trial) for trial in plan.trials}) == 8
+
+
+@pytest.mark.parametrize("values", [{"training.epochs": [1, 2]}, {"training.epochs": "integers(1, 2)"}])
+def test_a_space_with_fewer_values_than_trials_is_tried_once(values):
+    (plan,) = plans(values, trials=9)
+    assert sorted(tried(plan, "training.epochs")) == [1, 2]
+    assert "only 2 different trials" in plan.notes[0]
+
+
+def test_methods_have_their_own_options_and_unequal_grids_are_said(tmp_path):
+    values = {
+        "training.lr": [0.1, 0.2],
+        "algorithm.finetune_epochs": [1, 2, 3],
+        "ditto.penalty": [0.5],
+        "ditto.lr": [0.3],
+    }
+    tuned, ditto, head = plans(values, methods=("fedavg_ft", "ditto", "fedavg_ft(finetune=head)"))
+    assert (tuned.method, ditto.method, head.method) == ("fedavg_ft", "ditto", "fedavg_ft(finetune=head)")
+    assert (tuned.name, ditto.name, head.name) == ("fedavg_ft", "ditto", "fedavg_ft-2")
+    assert set(tuned.trials[0].values) == {"training.lr", "algorithm.finetune_epochs"}
+    assert ditto.trials[0].values == {"algorithm.penalty": 0.5, "algorithm.lr": 0.3}
+    assert ditto.trials[0].config.algorithm.options == {"penalty": 0.5, "lr": 0.3}
+    assert [len(plan.trials) for plan in (tuned, ditto, head)] == [6, 1, 6]
+    assert "fedavg_ft 6, ditto 1" in module.unequal_budgets([tuned, ditto, head])[0]
+    assert module.unequal_budgets([tuned, head]) == []
+
+
+def test_methods_that_choose_on_validation_examples_themselves_are_named():
+    values = {"training.lr": [0.1]}
+    assert "knn_per" in sweep_trials.optimistic_methods(plans(values, methods=("knn_per", "fedavg")))[0]
+    for methods in (("knn_per",), ("ditto", "fedavg")):
+        assert sweep_trials.optimistic_methods(plans(values, methods=methods)) == []
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_methods_say_whether_they_look_at_validation_examples(name):
+    cls = load_algorithm(name)
+    assert cls.chooses_by_validation == ("data.val" in inspect.getsource(cls))
+
+
+def test_a_method_with_nothing_to_vary_has_one_trial():
+    values = {"ditto.penalty": [0.5, 1.0]}
+    fedavg, _ = plans(values, methods=("fedavg", "ditto"))
+    assert len(fedavg.trials) == 1 and "none of the options" in fedavg.notes[0]
+
+
+# mistakes
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "nothing to try"),
+        ({"lr": [0.1]}, "did you mean 'training.lr'"),
+        ({"finetune": ["head"]}, "unknown option 'finetune'"),
+        ({"training": [0.1]}, "must be a section"),
+        ({"seed": [1]}, "SECTION.OPTION"),
+        ({"": [1]}, "SECTION.OPTION"),
+        ({".": [1]}, "SECTION.OPTION"),
+        ({"training.": [1]}, "SECTION.OPTION"),
+        ({"training.lrr": [0.1]}, "did you mean 'lr'"),
+        ({"trainig.lr": [0.1]}, "did you mean 'training'"),
+        ({"fedavgg.lr": [0.1]}, "did you mean 'fedavg'"),
+        ({"fedavg.penalty": [0.1]}, "no option of fedavg"),
+        ({"algorithm.finetun": [0.1]}, "no option of fedavg"),
+        ({"algorithm.name": ["ditto"]}, "sweep.methods"),
+        ({"data.val_fraction": [0.1, 0.2]}, "other validation examples"),
+        ({"data.seed": [1]}, "other validation examples"),
+        ({"engine.name": ["batched"]}, "no section that can be varied"),
+        ({"evaluation.select": ["best"]}, "no section that can be varied"),
+        ({"training.lr": 0.1}, "must be a list"),
+        ({"training.lr": []}, "at least one value"),
+        ({"training.lr": [0.1, 0.1]}, "holds 0.1 twice"),
+        ({"training.lr": [-1]}, "training.lr must be > 0"),
+        ({"training.lr": ["x"]}, "training.lr must be a number"),
+        ({"training.lr": [[0.1]]}, "training.lr must be a number"),
+        ({"training.lr": [None]}, "a list of numbers"),
+        ({"training.lr": [math.nan]}, "a finite number"),
+        ({"training.lr": "uniform"}, "must be a list"),
+        ({"training.lr": "normal(0, 1)"}, "unknown range 'normal'"),
+        ({"training.lr": "loguniforn(1, 2)"}, "did you mean 'loguniform'"),
+        ({"training.lr": "uniform(1, x)"}, "two numbers"),
+        ({"training.lr": "uniform(nan, 1)"}, "two numbers"),
+        ({"training.lr": "uniform(0, inf)"}, "two numbers"),
+        ({"training.lr": "uniform(2, 1)"}, "A < B"),
+        ({"training.lr": "loguniform(0, 1)"}, "A > 0"),
+        ({"training.epochs": "integers(1, 2.5)"}, "two whole numbers"),
+        ({"training.epochs": "integers(1, 99999999999999999999)"}, "two whole numbers"),
+        ({"training.epochs": "uniform(1, 3)"}, "training.epochs must be a whole number"),
+        ({"training.lr": "uniform(0.1, 1)", "training.epochs": [1, 2]}, "number of trials"),
+        ({"training": {"lr": [0.1]}, "training.lr": [0.2]}, "gives 'training.lr' twice"),
+        ({"model.options.hidden.x": [1]}, "is not a section"),
+        ({1: [0.1]}, "must be text"),
+        ("training.lr", "must be a mapping"),
+        ({"training.lr": [k / 1000 for k in range(1, 201)], "training.epochs": list(range(1, 101))}, "20000 trials"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_errors_before_anything_is_written(values, words, tmp_path):
+    trials = 3 if "uniform(1, 3)" in str(values) else 0
+    with pytest.raises(ConfigError) as raised:
+        sweep(config(), values=values, trials=trials, out=tmp_path / "sweep")
+    assert words in raised.value.message
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"methods": ("ditto", "Ditto")}, "given twice"),
+        ({"methods": ("dito",)}, "did you mean 'ditto'"),
+        ({"methods": ("ditto(lr=0.1)",)}, "fixed: lr = 0.1"),
+        ({"methods": ("ditto(penalty=1)",), "values": {"ditto.penalty": [0.1]}}, "fixed: penalty = 1"),
+        ({"halving": 1}, "at least 2"),
+        ({"halving": -1}, "sweep.halving must be >= 0"),
+        ({"trials": 10**9}, "sweep.trials must be"),
+        ({"trials": 2.5}, "sweep.trials must be a whole number"),
+        ({"seed": -1}, "sweep.seed must be"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_errors(options, words, tmp_path):
+    with pytest.raises(ConfigError) as raised:
+        sweep(config(), **{"values": {"training.lr": [0.1]}, **options}, out=tmp_path / "sweep")
+    assert words in raised.value.message
+
+
+def test_options_that_no_method_would_use_are_an_error(tmp_path):
+    ditto = config(("algorithm.name", "ditto"), ("algorithm.penalty", 2.0))
+    with pytest.raises(ConfigError, match=r"\[algorithm\] holds options \(penalty\)"):
+        sweep(ditto, methods=["fedavg"], values={"training.lr": [0.1]}, out=tmp_path / "sweep")
+    (plan,) = make_plans(ditto, SweepOptions(values={"algorithm.penalty": [0.1]}))
+    assert plan.trials[0].config.algorithm.options == {"penalty": 0.1}, "those of the file are where a sweep begins"
+    with pytest.raises(ConfigError, match="needs a configuration"):
+        sweep("experiment.toml", values={})
+
+
+def test_the_section_of_a_file_is_read_and_written(tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_text('[sweep]\ntrials = 4\n[sweep.values]\ntraining.lr = [0.1]\n"training.epochs" = "integers(1, 9)"\n')
+    settings, options = load_sweep(path, [("sweep.trials", 5), ("sweep.values.training.lr", [0.2]), ("seed", 3)])
+    assert settings.seeds == (3,) and options.trials == 5
+    assert options.values == {"training.lr": [0.2], "training.epochs": "integers(1, 9)"}
+    path.write_text(sweep_to_toml(settings, options))
+    assert load_sweep(path) == (settings, options)
+    for text, words in (
+        ("sweep = 3", "must be a section"),
+        ("[sweep]\ntrails = 3", "did you mean 'trials'"),
+        ("[sweep]\nvalues = 3", "sweep.values must be"),
+        ("[sweep.values]\ntraining.lr = [2020-01-01]", "a list of numbers"),
+        ("[sweep", "not valid TOML"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError) as raised:
+            load_sweep(path)
+        assert words in raised.value.message
+
+
+@pytest.mark.parametrize(("name", "text"), [("comparison.json", "{"), ("sweep.toml", "["), ("sweep.toml", "")])
+def test_a_damaged_folder_is_an_error(name, text, copied):
+    folder, _ = copied
+    (folder / name).write_text(text)
+    with pytest.raises((ConfigError, DataError)):
+        sweep(config(("seeds", [0, 1])), **RANDOM, out=folder)
+
+
+def test_a_damaged_result_of_a_trial_is_an_error(copied):
+    folder, result = copied
+    place = folder / result["methods"][0]["trials"][0]["run"]
+    for text in ("{", "{}", '{"metrics": 3}'):
+        (place / "seed-1" / "result.json").write_text(text)
+        with pytest.raises(DataError, match="damaged"):
+            sweep(config(("seeds", [0, 1])), **RANDOM, out=folder)
+    (place / "seed-1" / "result.json").unlink()
+    with pytest.raises(DataError, match="damaged"):
+        sweep(config(("seeds", [0, 1])), **RANDOM, out=folder)
+
+
+def test_two_processes_do_not_write_to_one_folder(copied):
+    folder, _ = copied
+    with exclusive(folder), pytest.raises(ConfigError, match="another process"):
+        sweep(config(("seeds", [0, 1])), **RANDOM, out=folder)
