@@ -43,7 +43,7 @@ COMMANDS = [
     ["data", "partition", "--partition", "iid"],
     ["experiments", "list"],
     ["experiments", "list", "fedcr"],
-    ["experiments", "compare"],
+    ["experiments", "report"],
     ["run", "-a", "fedavg", "--rounds", "1", "--seeds", "0,1", "--data", "own", "--set", "data.new_clients=1"],
 ]
 

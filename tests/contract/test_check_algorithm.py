@@ -15,6 +15,8 @@ from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavg_ft import FedAvgFT
 from fedtailor.algorithms.fedprox import FedProx
 from fedtailor.core.errors import ConfigError
+from fedtailor.testing.case import Case
+from fedtailor.testing.phase_checks import check_phases
 from mutants import MUTANTS, Changed, Item, NoSteps, OtherLoss, indexing_loss
 from test_documentation import ROOT, blocks, own_algorithm
 
@@ -188,9 +190,9 @@ def test_what_options_matter_for_is_checked():
     class Unknown(FedAvg):
         only_for_training = frozenset({"penalties"})
 
-    assert "only_for_personalization names 'penalty', but with another value" in check_algorithm(Wrong)[0]
-    assert "only_for_training names 'finetune_epochs', but with another value" in check_algorithm(AlsoWrong)[0]
-    assert "Unknown has no option 'penalties'" in check_algorithm(Unknown)[0]
+    assert "only_for_personalization names 'penalty', but with another value" in check_phases(Case(Wrong()))
+    assert "only_for_training names 'finetune_epochs', but with another value" in check_phases(Case(AlsoWrong()))
+    assert "Unknown has no option 'penalties'" in check_phases(Case(Unknown()))
 
 
 def test_no_algorithm_is_an_error():
