@@ -11,7 +11,7 @@ import pytest
 
 from fedtailor.cli.main import main
 from fedtailor.experiment import run as experiment_run
-from fedtailor.experiment.records import read_run
+from fedtailor.experiment.records import exclusive, read_run
 
 SMALL = ["-d", "digits", "--clients", "4", "--rounds", "2", "--set", "data.fraction=0.1", "--set", "training.epochs=1"]
 SMALL += ["--set", "model.options={hidden=5}", "--engine", "reference"]
@@ -114,11 +114,49 @@ def test_runs_are_read_in_any_combination(done, capsys):
 
 
 def test_a_method_that_fails_does_not_stop_the_others(tmp_path, capsys):
-    bad = "fedprox(lr=1e30)"
-    assert compare("-a", "fedavg", "-a", bad, "-a", "local", *SMALL, "--out", str(tmp_path / "compared")) == 5
+    methods = ["-a", "fedprox(lr=1e30)", "-a", "fedavg", "-a", "local"]
+    assert compare(*methods, *SMALL, "--out", str(tmp_path / "compared")) == 5
     output = capsys.readouterr()
-    assert "local" in output.out and "fedavg" in output.out
+    assert "local" in output.out and "Tests against fedavg" in output.out
     assert "a method failed. fedprox: " in output.err
+    assert compare(*methods, *SMALL, "--out", str(tmp_path / "compared"), "--json") == 5
+    assert json.loads(capsys.readouterr().out)["failures"][0].startswith("fedprox: ")
+
+
+def test_data_that_has_changed_is_refused(tmp_path, capsys):
+    for client in ("a", "b", "c"):
+        rows = [f"{number % 7},{number % 3},{'yes' if number % 2 else 'no'}\n" for number in range(30)]
+        (tmp_path / "own").mkdir(exist_ok=True)
+        (tmp_path / "own" / f"{client}.csv").write_text("width,height,label\n" + "".join(rows))
+    arguments = ["-a", "fedavg", "-a", "local", "--data", str(tmp_path / "own"), "--rounds", "1", "--seeds", "0,1"]
+    arguments += ["--out", str(tmp_path / "compared")]
+    assert compare(*arguments) == 0
+    table = tmp_path / "own" / "a.csv"
+    table.write_text(table.read_text().replace("yes", "maybe"))
+    assert compare(*arguments) == 5
+    assert "cannot be resumed: its data had the digest" in capsys.readouterr().err
+
+
+def test_seeds_cannot_be_left_out_and_the_comparison_stays(tmp_path, capsys):
+    two = ["-a", "fedavg", "-a", "fedavg_ft", *SMALL, "--out", str(tmp_path / "compared")]
+    assert compare(*two, "--seeds", "2,3") == 0
+    assert compare(*two, "--seeds", "0,1,2") == 3
+    assert "seeds 2, 3" in capsys.readouterr().err
+    assert main(["resume", str(tmp_path / "compared")]) == 0
+
+
+def test_two_processes_do_not_share_a_comparison(done, capsys):
+    with exclusive(done):
+        assert compare(*FOUR, *SMALL, "--seeds", "0,1", "--out", str(done)) == 3
+        assert main(["resume", str(done)]) == 3
+    assert "another process" in capsys.readouterr().err
+
+
+def test_methods_that_are_not_named_again_are_left_out(tmp_path, capsys):
+    folder = ["--out", str(tmp_path / "compared")]
+    assert compare("-a", "fedavg", "-a", "fedavg_ft", *SMALL, *folder) == 0
+    assert compare("-a", "fedavg", "-a", "local", *SMALL, *folder) == 0
+    assert "note: 1 runs of an earlier comparison" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -131,6 +169,9 @@ def test_a_method_that_fails_does_not_stop_the_others(tmp_path, capsys):
         (["-a", "fedavg", "-a", "ditto(penalty 2)"], 3, "OPTION=VALUE"),
         (["-a", "fedavg", "-a", "ditto(penalty=2"], 3, "a method must be"),
         (["-a", "fedavg", "-a", "ditto(penalti=2)"], 3, "did you mean 'penalty'?"),
+        (["-a", "fedavg_ft", "-a", "fedavg_ft(finetune=all)"], 2, "is the same as a method before it"),
+        (["-a", "fedavg", "-a", "ditto", "--metric", "acc"], 3, "unknown metric 'acc'"),
+        (["-a", "fedavg", "-a", "ditto", "--point", "nowhere"], 3, "unknown evaluation point"),
         (["-a", "fedavg", "-a", "ditto", "one", "two"], 2, "one configuration or none"),
         (["--rounds", "3", "runs/a"], 2, "--rounds has no effect"),
         (["nothing"], 4, "neither the folder of a run nor that of a comparison"),

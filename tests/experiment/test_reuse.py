@@ -1,16 +1,18 @@
 """A run that begins with the training of another has the bits of a run of its own."""
 
+import hashlib
 import json
+import shutil
 
 import pytest
 
 import finished_runs
-from fedtailor.core.errors import RunError
+from fedtailor.core.errors import DataError, RunError
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.records import read_run
 from fedtailor.experiment.run import run
-from fedtailor.simulation import rounds
+from fedtailor.simulation import checkpoint, rounds
 
 SMALL = {
     "data": {"dataset": "digits", "clients": 4, "new_clients": 1, "fraction": 0.1},
@@ -153,14 +155,7 @@ def test_a_damaged_training_is_passed_over(tmp_path):
 def test_the_personalization_is_resumed(trained, tmp_path, monkeypatch):
     settings = config("fedavg_ft")
     run(settings, out=tmp_path / "alone")
-
-    def fail(*arguments, **named):
-        raise RunError("stop here")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("fedtailor.experiment.run.personalize_after", fail)
-        with pytest.raises(RunError, match="stop here"):
-            run(settings, out=tmp_path / "reused", reuse=[trained])
+    stopped_before_its_models(settings, tmp_path / "reused", trained, monkeypatch)
     assert len(read_run(tmp_path / "reused").rounds) == 2
     assert run(settings, out=tmp_path / "reused")["reused"]["rounds"] == 3
     assert content(tmp_path / "reused") == content(tmp_path / "alone")
@@ -169,7 +164,78 @@ def test_the_personalization_is_resumed(trained, tmp_path, monkeypatch):
 def test_the_run_says_what_it_took_over(trained, tmp_path):
     run(config("fedavg_ft"), out=tmp_path / "run", reuse=[trained])
     notes = [event["text"] for event in read_run(tmp_path / "run").events if event["kind"] == "note"]
-    assert any(str(trained) in note and "rounds 1 to 3" in note for note in notes)
+    assert any(str(trained) in note and "after round 3 of" in note for note in notes)
+
+
+def stopped_before_its_models(settings, out, trained, monkeypatch):
+    """Leave a run that has taken over a complete training, and has not made its own models yet."""
+    with monkeypatch.context() as patched:
+        patched.setattr("fedtailor.experiment.run.personalize_after", fail)
+        with pytest.raises(RunError, match="stop here"):
+            run(settings, out=out, reuse=[trained])
+
+
+def fail(*arguments, **named):
+    raise RunError("stop here")
+
+
+@pytest.mark.parametrize("algorithm", ["fedper", "fedrep"])
+def test_a_training_that_waits_for_its_models_is_taken_over_too(algorithm, tmp_path, monkeypatch):
+    run(config(algorithm), out=tmp_path / "first")
+    tuned = config({"name": algorithm, "finetune_epochs": 1})
+    stopped_before_its_models(tuned, tmp_path / "second", tmp_path / "first", monkeypatch)
+    other = config({"name": algorithm, "finetune_epochs": 2})
+    assert reused(other, tmp_path / "third", tmp_path / "second")["rounds"] == 3
+    run(other, out=tmp_path / "alone")
+    assert content(tmp_path / "third") == content(tmp_path / "alone")
+
+
+def test_nothing_is_left_of_a_training_that_cannot_be_used(tmp_path, monkeypatch):
+    """The states of its clients would change the own training."""
+    run(config("fedrep"), out=tmp_path / "first")
+    monkeypatch.setattr("fedtailor.experiment.reuse._as_own", raise_data_error)
+    longer = config("fedrep", federation__rounds=5)
+    assert reused(longer, tmp_path / "second", tmp_path / "first") is None
+    monkeypatch.undo()
+    run(longer, out=tmp_path / "alone")
+    assert content(tmp_path / "second") == content(tmp_path / "alone")
+
+
+def raise_data_error(*arguments):
+    raise DataError("damaged")
+
+
+def test_lost_answers_are_not_taken_over(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "copy")
+    manifest = next((folder / "checkpoints").glob("*.json"))
+    absent = {"kind": "absent", "round": 2, "client": 0, "stage": "local_update", "reason": "local_update: no answer"}
+    lines = json.dumps(absent) + "\n"
+    (folder / "events.jsonl").write_text(lines)
+    record = json.loads(manifest.read_text())
+    digest = hashlib.sha256(lines.encode()).hexdigest()
+    record["notes"]["records"]["events.jsonl"] = [len(lines.encode()), digest]
+    record["notes"]["result"].pop("sha256", None)
+    del record["sha256"]
+    manifest.write_text(checkpoint._signed(record))
+    assert reused(config("fedavg_ft"), tmp_path / "run", folder) is None
+    run(config("fedavg_ft"), out=tmp_path / "alone")
+    assert content(tmp_path / "run") == content(tmp_path / "alone")
+
+
+def test_a_run_that_two_programs_have_trained_is_not_reused(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("fedtailor.experiment.reuse._digest_of_code", lambda: "another")
+        with pytest.raises(KeyboardInterrupt):
+            run(config(), out=tmp_path / "trained", progress=Stop(3))
+    run(config(), out=tmp_path / "trained")
+    assert json.loads((tmp_path / "trained" / "provenance.json").read_text())["training_sha256"] == ""
+    assert reused(config("fedavg_ft"), tmp_path / "run", tmp_path / "trained") is None
+
+
+def test_a_neighbour_that_cannot_be_read_is_passed_over(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "copy")
+    (folder / "experiment.toml").write_text("x = [")
+    assert reused(config("fedavg_ft"), tmp_path / "run", folder) is None
 
 
 def test_the_code_of_users_is_trained_each_time(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ from fedtailor.cli.options import (
     read_config,
 )
 from fedtailor.cli.shell import Interrupted, print_json
-from fedtailor.core.errors import RunError, UsageError
+from fedtailor.core.errors import FedtailorError, RunError, UsageError
 
 if TYPE_CHECKING:
     from fedtailor.experiment.config import Config
@@ -110,6 +110,7 @@ def compare(
     if algorithm:
         if len(paths) > 1:
             raise UsageError("with -a, give one configuration or none; without -a, give runs to read.", key="inputs")
+        _check_choices(metric, point)
         settings = read_config(paths[0] if paths else "", named, set_)
         folder, failures = _train(settings, algorithm, out)
         folders = [folder]
@@ -128,9 +129,8 @@ def compare(
         format_=format_,
         json=json,
         write_to=folders[0] if algorithm else None,
+        failures=failures,
     )
-    if failures:
-        raise RunError(_failed(failures), path=str(folders[0]))
 
 
 def resume_comparison(folder: Path, *, json: bool) -> None:
@@ -141,12 +141,13 @@ def resume_comparison(folder: Path, *, json: bool) -> None:
         Interrupted: it was interrupted again.
         RunError: a method failed.
     """
+    from fedtailor.experiment.records import exclusive
     from fedtailor.experiment.runner import read_jobs
 
-    failures = run_missing(read_jobs(folder, KIND), folder)
-    show_methods([folder], json=json, write_to=folder)
-    if failures:
-        raise RunError(_failed(failures), path=str(folder))
+    jobs = read_jobs(folder, KIND)
+    with exclusive(folder):
+        failures = run_missing(jobs, folder)
+    show_methods([folder], json=json, write_to=folder, failures=failures)
 
 
 def show_methods(
@@ -158,6 +159,7 @@ def show_methods(
     format_: Format = "table",
     json: bool = False,
     write_to: Path | None,
+    failures: Sequence[str] = (),
 ) -> None:
     """Compare the runs in some folders and print the comparison.
 
@@ -169,6 +171,10 @@ def show_methods(
         format_: how to print it.
         json: whether to print it as JSON.
         write_to: the folder of the comparison, which gets the tables as files; None: there is none.
+        failures: why methods are missing.
+
+    Raises:
+        RunError: methods are missing.
     """
     from fedtailor.report.comparison import compare as compare_methods
     from fedtailor.report.methods import read_methods
@@ -177,13 +183,31 @@ def show_methods(
     if write_to is not None:
         _write_tables(write_to, comparison)
     if json:
-        print_json({**comparison.as_record(), "folder": None if write_to is None else str(write_to)})
+        folder = None if write_to is None else str(write_to)
+        print_json({**comparison.as_record(), "folder": folder, "failures": list(failures)})
+        if failures:
+            raise typer.Exit(RunError.exit_code)
         return
     _show(comparison, format_)
     if write_to is not None:
         from fedtailor.cli.show.console import say
 
         say(f"The runs, and these tables as Markdown, LaTeX, CSV and JSON, are in {write_to}")
+    if failures:
+        raise RunError(_failed(failures), path=str(write_to))
+
+
+def _check_choices(metric: str, point: str) -> None:
+    """Check what is to be compared before anything is trained.
+
+    Raises:
+        ConfigError: there is no such metric or evaluation point.
+    """
+    from fedtailor.core.errors import find_name
+    from fedtailor.report.scores import HIGHER_IS_BETTER, POINTS
+
+    find_name("metric", metric, HIGHER_IS_BETTER, key="metric")
+    find_name("evaluation point", point, POINTS, key="point")
 
 
 def _refuse_training_options(given: dict[str, object]) -> None:
@@ -213,19 +237,37 @@ def _train(settings: Config, methods: Sequence[str], out: str) -> tuple[Path, li
         raise UsageError("a comparison needs two methods or more: give -a again.", key="algorithm")
     configs = with_methods(settings, methods)
 
+    from fedtailor.cli.show.console import say
+    from fedtailor.core.atomic import unwritable
+    from fedtailor.experiment.records import exclusive
     from fedtailor.experiment.run import unused_folder
-    from fedtailor.experiment.runner import begin, make_jobs
+    from fedtailor.experiment.runner import begin, listed_runs, make_jobs, refuse_fewer_seeds, refuse_other_kind
 
     folder = Path(out) if out else unused_folder(f"compare-{settings.data.title}")
     jobs = make_jobs(configs, folder)
-    begin(folder, KIND, jobs)
-    return folder, run_missing(jobs, folder)
+    for place, job in enumerate(jobs):
+        if job.folder in [other.folder for other in jobs[:place]]:
+            raise UsageError(f"'{methods[place]}' is the same as a method before it: leave it out.", key="algorithm")
+    refuse_other_kind(folder, KIND)
+    refuse_fewer_seeds(jobs)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as reason:
+        raise unwritable(folder, reason) from reason
+    with exclusive(folder):
+        left_out = set(listed_runs(folder)) - {job.folder for job in jobs}
+        if left_out:
+            say(f"note: {len(left_out)} runs of an earlier comparison stay in '{folder}', but not in its tables.")
+        begin(folder, KIND, jobs)
+        return folder, run_missing(jobs, folder)
 
 
 def run_missing(jobs: Sequence[Job], folder: Path) -> list[str]:
     """Run what is missing of a comparison; return why methods failed.
 
     Raises:
+        ConfigError: an option is wrong for all methods.
+        DataError: the data cannot be used, for all methods.
         Interrupted: it was interrupted.
         RunError: fewer than two methods have a result.
     """
@@ -238,13 +280,17 @@ def run_missing(jobs: Sequence[Job], folder: Path) -> list[str]:
         say(f"{len(jobs) - len(missing)} of {len(jobs)} methods have finished runs in '{folder}'")
     runs = sum(len(job.config.seeds) for job in missing)
     failures = []
+    errors: list[FedtailorError] = []
     try:
-        for outcome in run_jobs(missing, make_progress(runs=max(runs, 1))):
+        for outcome in run_jobs(jobs, make_progress(runs=max(runs, 1))):  # the data of finished runs is checked too
             if outcome.error is not None:
+                errors.append(outcome.error)
                 failures.append(f"{outcome.job.config.algorithm.name}: {outcome.error.message}")
     except KeyboardInterrupt:
         message = f"interrupted. To resume: fedtailor resume {shlex.quote(str(folder))}"
         raise Interrupted(message, path=str(folder)) from None
+    if len(errors) == len(jobs) and len({error.message for error in errors}) == 1:
+        raise errors[0]
     if len(jobs) - len(failures) < 2:
         raise RunError(_failed(failures), path=str(folder))
     return failures

@@ -93,7 +93,7 @@ def assemble(
         seeds=(seed,),
         data=_reusable(config.data, divided.division.options),
         model=dataclasses.replace(config.model, name=model_name),
-        algorithm=_resolved(config.algorithm, algorithm),
+        algorithm=resolved_options(config.algorithm, algorithm),
         training=algorithm.training,
         schedule=dataclasses.replace(schedule, train="all" if schedule.everybody_trains(algorithm) else "cohort"),
         engine=dataclasses.replace(config.engine, name=cast(Any, choice.engine.name)),
@@ -157,7 +157,7 @@ def make_algorithm(config: Config) -> Algorithm[Any, Any, Any]:
     return cls.from_preset(section.preset, training=training, **checked)
 
 
-def _resolved(section: AlgorithmOptions, algorithm: Algorithm[Any, Any, Any]) -> AlgorithmOptions:
+def resolved_options(section: AlgorithmOptions, algorithm: Algorithm[Any, Any, Any]) -> AlgorithmOptions:
     """Return the section with the value of every field of the algorithm."""
     options = {name: getattr(algorithm, name) for name in type(algorithm).option_names()}
     return AlgorithmOptions(name=section.name, preset=section.preset, options=options)

@@ -16,6 +16,7 @@ import hashlib
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -23,14 +24,14 @@ from typing import Any, NamedTuple
 
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.atomic import to_json
-from fedtailor.core.errors import DataError, RunError
+from fedtailor.core.errors import DataError, FedtailorError
 from fedtailor.core.reading import read_lines
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.core.schedule import Schedule
 from fedtailor.data.build import split_record
 from fedtailor.experiment.assembly import PreparedRun
 from fedtailor.experiment.config import Config, load_config
-from fedtailor.experiment.provenance import commit, machine, versions
+from fedtailor.experiment.provenance import machine, versions
 from fedtailor.experiment.records import RunFolder, holds_run, is_running
 from fedtailor.simulation.checkpoint import Checkpoints
 
@@ -101,10 +102,20 @@ def training_digest(parts: PreparedRun) -> str:
         "engine": "exact" if parts.engine.name in _SAME_BITS else dataclasses.asdict(parts.config.engine),
         "reduction": REDUCTION_VERSION,
         "versions": versions(),
-        "commit": commit(),
+        "code": _digest_of_code(),
         "processor": [here["torch"], here["torch_cpu_capability"]],
     }
     return hashlib.sha256(to_json(deciding).encode()).hexdigest()
+
+
+@cache
+def _digest_of_code() -> str:
+    """Return the SHA-256 of the source files of the package: a version, or a commit, may have been changed since."""
+    digest = hashlib.sha256()
+    folder = Path(__file__).resolve().parents[1]
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def _deciding_options(algorithm: Algorithm[Any, Any, Any]) -> dict[str, Any]:
@@ -130,7 +141,7 @@ def find_training(parts: PreparedRun, digest: str, paths: Iterable[Path]) -> lis
                 continue
             training = Training(path, load_config(path / "experiment.toml"))
             done = RunFolder(path).count_rounds()
-        except (DataError, RunError):  # a damaged run is no help
+        except FedtailorError:  # a damaged run is no help
             continue
         if _fits(training.config, parts.config, done):
             found.append((done, training))
@@ -180,11 +191,29 @@ def take_over(
     """Put checkpoint and records of another run into the folder of a new one, and fill the stores of the checkpoints.
 
     Returns:
-        The state of the run after the rounds that were taken over, and what was taken; None if the checkpoint cannot be
-        used.
+        The state of the run after the rounds that were taken over, and what was taken. None if the other run is of no
+        use; then nothing of it is left in the folder and the stores.
 
     Raises:
-        DataError: the records of the other run are damaged.
+        RunError: a file cannot be written.
+    """
+    try:
+        taken = _take_over(training, parts, folder, checkpoints)
+    except DataError:  # the other run is damaged
+        taken = None
+    if taken is None:
+        folder.clear()
+        checkpoints.forget()
+    return taken
+
+
+def _take_over(
+    training: Training, parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints
+) -> tuple[Any, Taken] | None:
+    """Do the work of :func:`take_over`; what fails leaves its traces.
+
+    Raises:
+        DataError: the other run is damaged.
         RunError: a file cannot be written.
     """
     source = training.path / CHECKPOINTS
@@ -198,10 +227,11 @@ def take_over(
     is_complete = done == parts.config.schedule.rounds
     last: LastRound | None = None
     seconds = 0.0
-    for record, clients, events in _recorded_rounds(training.path, done):
+    for record, clients, events, local in _recorded_rounds(training.path, done, restored.notes):
+        if any(event.get("kind") == "absent" for event in events):
+            return None  # no answer came, for a reason that the own run would not have
         own = _as_own(record, clients, events, training.config, parts.config.schedule)
         if is_complete and record["round"] == done:
-            local = restored.notes.get("result", {}).get("metrics", {}).get("local", {})
             last = LastRound(*own, local)
         else:
             folder.add_round(own[0], clients=own[1], events=own[2])
@@ -211,8 +241,24 @@ def take_over(
     return restored.state, Taken(str(training.path), done, seconds, last)
 
 
-def _recorded_rounds(path: Path, done: int) -> Iterator[tuple[Record, list[Record], list[Record]]]:
-    """Yield the lines of every round up to a number: its record, those of its clients, and its events."""
+def _recorded_rounds(
+    path: Path, done: int, notes: Mapping[str, Any]
+) -> Iterator[tuple[Record, list[Record], list[Record], Record]]:
+    """Yield every round up to a number: its record, those of its clients, its events, and its metrics at ``local``.
+
+    Only the last round has the latter. It may be in the notes of the checkpoint alone: then the other run has taken it
+    over itself, and not made its own models yet.
+    """
+    local = notes.get("result", {}).get("metrics", {}).get("local", {})
+    for record, clients, events in _lines_by_round(path, done):
+        yield record, clients, events, local
+    waiting = from_notes(notes)
+    if waiting is not None and waiting.last is not None:
+        yield waiting.last
+
+
+def _lines_by_round(path: Path, done: int) -> Iterator[tuple[Record, list[Record], list[Record]]]:
+    """Yield the lines of every round up to a number."""
     by_round = groupby(read_lines(path / "clients.jsonl", within=path), key=itemgetter("round"))
     events = [event for event in read_lines(path / "events.jsonl", within=path) if event.get("kind") != "note"]
     clients = next(by_round, None)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import safe_name
-from fedtailor.core.errors import ConfigError, DataError, all_done
+from fedtailor.core.errors import ConfigError, all_done
 from fedtailor.core.options import show
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.data.build import split_record
@@ -116,6 +116,8 @@ def run(
         folder = RunFolder(path, several_seeds=True)
         finished = folder.result()
         if finished is not None and begun is not None and begun.seeds == config.seeds:
+            first = RunFolder(path / f"seed-{config.seeds[0]}")
+            refuse_other_data(first.provenance(), _inputs(parts), first.path)
             folder.settle()
             progress.note(_FINISHED.format(path=path))
             return finished
@@ -344,14 +346,16 @@ def _begin(
 ) -> _Beginning:
     """Go back to the last checkpoint, or make a new beginning; write and show what is known before the first round."""
     now = {"versions": versions(), "machine": machine(), **_inputs(parts)}
-    software = changed_software(folder.provenance(), now)
+    provenance = folder.provenance()
+    software = changed_software(provenance, now)
+    trains_the_same = provenance.get("training_sha256") == training_digest(parts)
     restored, notes = checkpoints.restore(lambda notes: _objection(notes, folder))
     done = 0 if restored is None else restored.state.round
     absences = folder.absences(after=done)
     if restored is None:
         if folder.clear():
             notes.append("no checkpoint can be used: the run begins again with its first round.")
-        if software:
+        if software or not trains_the_same:
             folder.write_provenance(_provenance(parts))
         beginning = _Beginning(None, summary.Totals(), absences=absences)
         folder.write_split({**split_record(parts.divided.division, parts.divided.conditions)})
@@ -362,8 +366,10 @@ def _begin(
             beginning = found
             assert found.reused is not None
             done = found.reused.rounds
-            notes.append(f"rounds 1 to {done} are those of '{found.reused.path}', which has trained the same.")
+            notes.append(f"begins after round {done} of '{found.reused.path}', which has trained the same.")
     else:
+        if not trains_the_same:  # two programs have trained: nothing else may begin with it
+            folder.write_provenance({**provenance, "training_sha256": ""})
         recorded = folder.count_rounds()
         folder.rewind(restored.notes["records"])
         notes.append(f"resumed after round {done} of {parts.config.schedule.rounds}.")
@@ -409,11 +415,7 @@ def _take_over(
     if not paths:
         return None
     for training in find_training(parts, training_digest(parts), paths):
-        try:
-            found = take_over(training, parts, folder, checkpoints)
-        except DataError:  # the other run is damaged
-            folder.clear()
-            found = None
+        found = take_over(training, parts, folder, checkpoints)
         if found is not None:
             state, taken = found
             checkpoints.save(state, _notes(folder, taken.seconds, taken))

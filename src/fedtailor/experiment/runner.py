@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 from fedtailor.core.atomic import safe_name, to_json, write_whole
 from fedtailor.core.errors import ConfigError, FedtailorError
 from fedtailor.core.reading import damaged, parse_toml, read_object
-from fedtailor.experiment.assembly import make_algorithm
-from fedtailor.experiment.config import Config, make_config, to_toml
+from fedtailor.experiment.assembly import make_algorithm, resolved_options
+from fedtailor.experiment.config import CheckpointOptions, Config, make_config, to_toml
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.experiment.records import COMPARISON_FILE, RunFolder, holds_run, refuse_existing
+from fedtailor.experiment.resume import begun_config, with_first_choices
 from fedtailor.experiment.run import run
 
 RUNS = "runs"
@@ -79,50 +80,90 @@ def make_jobs(configs: Sequence[Config], folder: Path) -> list[Job]:
     Raises:
         ConfigError: an option of an algorithm is wrong, which must not come up after hours of other runs.
     """
-    for config in configs:
-        make_algorithm(config)
     return [Job(config, folder / RUNS / _folder_name(config)) for config in configs]
 
 
 def _folder_name(config: Config) -> str:
-    """Return the name of a run folder: the algorithm, and the beginning of a digest of what is run."""
+    """Return the name of a run folder: the algorithm, and the beginning of a digest of what is run.
+
+    Raises:
+        ConfigError: an option of the algorithm is wrong.
+    """
     several = len(config.seeds) > 1  # seeds can be added to a run of several
+    algorithm = make_algorithm(config)
     same = dataclasses.replace(
         config,
         seeds=(0, 1) if several else config.seeds,
+        algorithm=resolved_options(config.algorithm, algorithm),
+        training=algorithm.training,
         data=dataclasses.replace(config.data, dir=""),
         engine=dataclasses.replace(config.engine, workers=0),
+        checkpoint=CheckpointOptions(),
     )
     digest = hashlib.sha256(to_toml(same).encode()).hexdigest()
     return safe_name(f"{config.algorithm.name}-{digest[:10]}")
 
 
+def refuse_other_kind(folder: Path, kind: str) -> None:
+    """Check that a folder is new, or one that :func:`begin` has made for the same kind.
+
+    Raises:
+        ConfigError: it holds something else.
+        DataError: it is damaged.
+    """
+    path = folder / COMPARISON_FILE
+    if not path.is_file():
+        refuse_existing(folder)
+        return
+    found = read_object(path, within=folder).get("kind")
+    if found != kind:
+        message = f"'{folder}' holds a {found!s:.40}, not a {kind}. Choose another folder with --out."
+        raise ConfigError(message, key="out", allowed=f"a folder of a {kind}, or a new one", got=str(folder))
+
+
+def refuse_fewer_seeds(jobs: Sequence[Job]) -> None:
+    """Check that the runs that have begun have no other seeds than they are to have.
+
+    Raises:
+        ConfigError: seeds are left out; they can only be added, to runs of several.
+    """
+    for job in jobs:
+        begun = begun_config(job.folder)
+        if begun is not None:
+            with_first_choices(job.config, begun, job.folder)
+
+
 def begin(folder: Path, kind: str, jobs: Sequence[Job], **more: Any) -> None:
-    """Make the folder of several runs, or use it again, and write which runs belong to it.
+    """Write which runs belong to a folder of several runs.
 
     Args:
-        folder: a new one, or one that this function has made.
+        folder: it exists; see :func:`refuse_other_kind`.
         kind: what it is for, such as ``comparison``.
         jobs: the runs.
         more: further values to write, ready for JSON.
 
     Raises:
-        ConfigError: the folder holds something else.
         RunError: it cannot be written.
     """
-    path = folder / COMPARISON_FILE
-    if path.is_file():
-        found = read_object(path, within=folder).get("kind")
-        if found != kind:
-            message = f"'{folder}' holds a {found}, not a {kind}. Choose another folder with --out."
-            raise ConfigError(message, key="out", allowed=f"a folder of a {kind}, or a new one", got=str(folder))
-    else:
-        refuse_existing(folder)
-        folder.mkdir(parents=True, exist_ok=True)
     names = [job.folder.relative_to(folder).as_posix() for job in jobs]
     configs = [to_toml(job.config) for job in jobs]
     record = {"version": _LIST_VERSION, "kind": kind, "runs": names, "configs": configs, **more}
-    write_whole(path, to_json(record, indent=2) + "\n")
+    write_whole(folder / COMPARISON_FILE, to_json(record, indent=2) + "\n")
+
+
+def listed_runs(folder: Path) -> list[Path]:
+    """Return the run folders that :func:`begin` has written last; none if the folder is new.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    path = folder / COMPARISON_FILE
+    if not path.is_file():
+        return []
+    names = read_object(path, within=folder).get("runs")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise damaged(path, "'runs' must be a list of folders")
+    return [folder / name for name in names if holds_run(folder / name)]
 
 
 def read_jobs(folder: Path, kind: str) -> list[Job]:

@@ -25,11 +25,11 @@ from fedtailor.core.schedule import Schedule
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import Config, load_config, to_toml
 from fedtailor.experiment.progress import Progress, Silence
-from fedtailor.experiment.records import COMPARISON_FILE, RunFolder, exclusive, refuse_existing
+from fedtailor.experiment.records import COMPARISON_FILE, RunFolder, exclusive
 from fedtailor.experiment.resume import refuse_other_values
 from fedtailor.experiment.reuse import differs_at_the_end
 from fedtailor.experiment.run import unused_folder
-from fedtailor.experiment.runner import Job, begin, is_finished, make_jobs, run_jobs
+from fedtailor.experiment.runner import Job, begin, is_finished, make_jobs, refuse_other_kind, run_jobs
 from fedtailor.experiment.sweep_space import (
     SWEEP_FILE,
     SweepOptions,
@@ -202,9 +202,10 @@ def _refuse_other_sweep(config: Config, options: SweepOptions, folder: Path) -> 
     Raises:
         ConfigError: it holds something else.
     """
-    if not (folder / SWEEP_FILE).is_file():
-        if not (folder / COMPARISON_FILE).is_file():  # otherwise it is told later of what kind the folder is
-            refuse_existing(folder)
+    is_sweep = (folder / SWEEP_FILE).is_file()
+    if not is_sweep or (folder / COMPARISON_FILE).is_file():
+        refuse_other_kind(folder, KIND)
+    if not is_sweep:
         return
     begun, begun_options = load_sweep(folder / SWEEP_FILE)
     refuse_other_values(as_table(config, options), as_table(begun, begun_options), folder, what="a sweep")

@@ -180,8 +180,8 @@ def compare(methods: Sequence[Method], *, metric: str = "accuracy", point: str =
         metric: ``accuracy``, ``balanced_accuracy``, ``auroc``, ``loss`` or ``ece``.
         point: the evaluation point: ``personalized``, ``global`` or ``local``; empty: ``personalized``, which every
             method has. Where all clients share one model, it is that model on every client's own test examples.
-        against: the label of the reference; empty: the first method. It is not the best one, because a reference that
-            is chosen by test scores makes the tests wrong.
+        against: the label of the reference; empty: the first method that has finished. It is not the best one, because
+            a reference that is chosen by test scores makes the tests wrong.
 
     Raises:
         ConfigError: there are fewer than two methods, or a name is unknown.
@@ -203,7 +203,8 @@ def compare(methods: Sequence[Method], *, metric: str = "accuracy", point: str =
     metric = find_name("metric", metric, HIGHER_IS_BETTER, key="metric")
     point = find_name("evaluation point", point or POINTS[0], POINTS, key="point")
     labels = [method.label for method in methods]
-    reference = find_name("method", against, labels, key="against") if against else labels[0]
+    first = next((method.label for method in methods if method.finished), labels[0])
+    reference = find_name("method", against, labels, key="against") if against else first
     local = next((method.label for method in methods if method.algorithm == "local"), "")
     tables = {group: _read(methods, metric, point, group, local) for group in _GROUPS}
     _check_scores(tables["known"], reference, metric, point)

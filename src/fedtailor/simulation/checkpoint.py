@@ -181,6 +181,17 @@ class Checkpoints:
         self._is_open = True
         return None, notes
 
+    def forget(self) -> None:
+        """Go back to a run that has not begun: remove all checkpoints, and empty the stores.
+
+        Raises:
+            RunError: a file of a store cannot be removed.
+        """
+        for store in self._stores.values():
+            store.reopen(Committed({}, {}), {})
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._files = {}
+
     def _found(self, suffix: str) -> set[int]:
         """Return the rounds of checkpoints of which there is a file."""
         return {int(path.stem) for path in self.folder.glob(f"*{suffix}") if path.stem.isdecimal()}
