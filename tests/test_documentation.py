@@ -150,6 +150,7 @@ def test_the_walk_from_own_folders_to_files_works_as_written(tmp_path, monkeypat
     assert len(list(Path("exported").glob("*.onnx"))) == 4 and len(list(Path("exported").glob("*.pt2"))) == 1
 
 
+@pytest.mark.slow
 def test_the_page_of_models_and_the_notebook_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run_example(tmp_path)
