@@ -39,7 +39,10 @@ def safe_name(name: str) -> str:
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """Return strict JSON: numbers that are not finite become null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except (TypeError, ValueError):  # rare, and to look at every number first takes most of the time
+        return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

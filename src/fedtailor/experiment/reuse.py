@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -334,7 +335,8 @@ def with_own_models(last: LastRound, record: Record, clients: Sequence[Record]) 
 
 def to_notes(taken: Taken) -> Record:
     """Return what was taken over, as notes of a checkpoint."""
-    return {**taken._asdict(), "last": None if taken.last is None else taken.last._asdict()}
+    # the lines of many clients go through JSON once, as one text
+    return {**taken._asdict(), "last": None if taken.last is None else to_json(taken.last._asdict())}
 
 
 def from_notes(notes: Mapping[str, Any]) -> Taken | None:
@@ -343,13 +345,13 @@ def from_notes(notes: Mapping[str, Any]) -> Taken | None:
     if found is None:
         return None
     last = found["last"]
-    return Taken(**{**found, "last": None if last is None else LastRound(**last)})
+    return Taken(**{**found, "last": None if last is None else LastRound(**json.loads(last))})
 
 
 def is_taken(notes: Mapping[str, Any]) -> bool:
     """Return whether notes say what was taken over from another run, or nothing of it."""
     try:
         taken = from_notes(notes)
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, ValueError, RecursionError):
         return False
     return taken is None or (isinstance(taken.path, str) and isinstance(taken.rounds, int))
