@@ -1,4 +1,4 @@
-"""Trackers: what is told to other programs that draw and compare runs, such as TensorBoard.
+"""Trackers: they log runs for other programs that draw and compare them, such as TensorBoard.
 
 A tracker is a module with one small class, which keeps :class:`fedtailor.experiment.trackers.base.Tracker`. Its library
 is an extra of the package, and is imported when a run begins that uses it.

@@ -154,7 +154,7 @@ def _draw_names(drawing: Drawing, centers: Mapping[str, tuple[float, float]]) ->
             for middle, base in candidates
             if not any(abs(middle - other) < half + width and abs(base - line) < _LINE for other, line, width in taken)
         ]
-        middle, base = free[0] if free else candidates[0]
+        middle, base = [*free, *candidates][0]
         taken.append((middle, base, half))
         drawing.text(middle, base, name, anchor="middle", kind="strong halo")
 
