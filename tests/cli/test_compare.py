@@ -156,7 +156,7 @@ def test_methods_that_are_not_named_again_are_left_out(tmp_path, capsys):
     folder = ["--out", str(tmp_path / "compared")]
     assert compare("-a", "fedavg", "-a", "fedavg_ft", *SMALL, *folder) == 0
     assert compare("-a", "fedavg", "-a", "local", *SMALL, *folder) == 0
-    assert "note: 1 runs of an earlier comparison" in capsys.readouterr().err
+    assert f"kept in '{tmp_path}/compared': runs of an earlier comparison (1)." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

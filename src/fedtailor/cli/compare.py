@@ -73,7 +73,10 @@ def compare(
         str, typer.Option(metavar="FOLDER", help="Folder of the comparison (default: a new one under runs/).")
     ] = "",
     against: Annotated[
-        str, typer.Option(metavar="LABEL", help="Method that the others are compared with (default: the first one).")
+        str,
+        typer.Option(
+            metavar="LABEL", help="Method that the others are compared with (default: the first that finished)."
+        ),
     ] = "",
     point: Annotated[
         str, typer.Option(metavar="NAME", help="Evaluation point: personalized, global or local.")
@@ -257,7 +260,8 @@ def _train(settings: Config, methods: Sequence[str], out: str) -> tuple[Path, li
     with exclusive(folder):
         left_out = set(listed_runs(folder)) - {job.folder for job in jobs}
         if left_out:
-            say(f"note: {len(left_out)} runs of an earlier comparison stay in '{folder}', but not in its tables.")
+            kept = f"runs of an earlier comparison ({len(left_out)})"
+            say(f"note: left out of the tables, but kept in '{folder}': {kept}.")
         begin(folder, KIND, jobs)
         return folder, run_missing(jobs, folder)
 

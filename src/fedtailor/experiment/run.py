@@ -361,7 +361,7 @@ def _begin(
         folder.write_split({**split_record(parts.divided.division, parts.divided.conditions)})
         folder.write_page(FILE_NAME, to_markdown(page_of_parts(parts)))
         notes += parts.notes
-        found = None if done or absences else _take_over(parts, folder, checkpoints, reuse)
+        found = None if absences else _take_over(parts, folder, checkpoints, reuse)
         if found is not None:
             beginning = found
             assert found.reused is not None
