@@ -119,6 +119,10 @@ class Splits(Sequence[Split]):
         """Return the number of training examples of every client."""
         return [end - start for start, end in itertools.pairwise(self._ends[0])]
 
+    def num_test(self) -> list[int]:
+        """Return the number of test examples of every client."""
+        return [end - start for start, end in itertools.pairwise(self._ends[2])]
+
     @property
     def has_validation(self) -> bool:
         """Whether any client has validation examples."""
@@ -164,6 +168,9 @@ class Federation:
             names=self.client_names,
             client_tasks=self.client_tasks,
             validates=splits.has_validation,
+            num_test=splits.num_test(),
+            class_names=self.class_names,
+            conditions=self.conditions,
         )
 
     @property

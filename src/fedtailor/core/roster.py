@@ -26,6 +26,12 @@ class Roster:
     """Task of every client where their models differ; empty: all have ``common_task``."""
     validates: bool = False
     """Whether any client has validation examples."""
+    num_test: Sequence[int] = ()
+    """Number of test examples of every client."""
+    class_names: Sequence[str] = ()
+    """Names of the classes; empty: classes have numbers only."""
+    conditions: Sequence[str] = ()
+    """What was done to every client's examples, such as ``clean`` or ``frost-3``; empty: nothing, for all clients."""
 
     @property
     def population(self) -> int:

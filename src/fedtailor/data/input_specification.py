@@ -143,15 +143,15 @@ def read_input_specification(folder: Path) -> InputSpecification:
         raise damaged(folder / _TENSORS, f"its SHA-256 is not the one in {_JSON}")
     try:
         arrays = load(raw)
-        return _checked(record, arrays)
+        return specification_of(record, arrays)
     except DataError as reason:  # of the columns
         raise damaged(path, reason.message.rstrip(".")) from reason
     except (SafetensorError, KeyError, TypeError, ValueError, OverflowError, AttributeError) as reason:
         raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
 
 
-def _checked(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> InputSpecification:
-    """Return the specification of a record.
+def specification_of(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> InputSpecification:
+    """Return the specification of a record, which :meth:`InputSpecification.to_record` made, and of mean and deviation.
 
     Raises:
         ValueError: something in it is not as it must be. Other exceptions of wrong types are possible.

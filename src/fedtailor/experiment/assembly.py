@@ -88,14 +88,10 @@ def assemble(
     schedule.check_validation(federation.roster.validates)
     refuse_impossible_augmentation(algorithm.training, shape)
     choice = choose_engine(config.engine, algorithm, federation, schedule)
-    resolved = dataclasses.replace(
-        config,
+    used = dataclasses.replace(
+        resolved(config, algorithm, model_name=model_name),
         seeds=(seed,),
         data=_reusable(config.data, divided.division.options),
-        model=dataclasses.replace(config.model, name=model_name),
-        algorithm=resolved_options(config.algorithm, algorithm),
-        training=algorithm.training,
-        schedule=dataclasses.replace(schedule, train="all" if schedule.everybody_trains(algorithm) else "cohort"),
         engine=dataclasses.replace(config.engine, name=cast(Any, choice.engine.name)),
     )
     notes = _preset_warnings(config.algorithm, algorithm)
@@ -104,7 +100,19 @@ def assemble(
     notes += notes_on_idle_training(algorithm, federation, schedule)
     notes += notes_on_unprotected_fields(algorithm, algorithm.bind(federation.common_task), schedule)
     inputs = input_specification(divided, normalize)
-    return PreparedRun(resolved, algorithm, federation, choice, divided, inputs, notes)
+    return PreparedRun(used, algorithm, federation, choice, divided, inputs, notes)
+
+
+def resolved(config: Config, algorithm: Algorithm[Any, Any, Any], *, model_name: str) -> Config:
+    """Return a configuration with the values that are used, as far as model and algorithm decide them."""
+    schedule = config.schedule
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, name=model_name),
+        algorithm=resolved_options(config.algorithm, algorithm),
+        training=algorithm.training,
+        schedule=dataclasses.replace(schedule, train="all" if schedule.everybody_trains(algorithm) else "cohort"),
+    )
 
 
 def _preset_warnings(section: AlgorithmOptions, algorithm: Algorithm[Any, Any, Any]) -> list[str]:

@@ -266,7 +266,7 @@ def _records(parts: PreparedRun, trial: _Trial) -> float:
     schedule = parts.config.schedule
     clients = len(parts.federation.splits)
     length: dict[str, float] = {}
-    lines = summary.client_records(trial.report, trial.federation)
+    lines = summary.client_records(trial.report, trial.federation.roster)
     for point in {line["point"] for line in lines}:
         length[point] = statistics.fmean(len(to_json(line)) for line in lines if line["point"] == point)
     globals_ = _times_due(schedule, schedule.evaluate_every)
@@ -278,7 +278,7 @@ def _records(parts: PreparedRun, trial: _Trial) -> float:
         "global": clients * globals_,
         "personalized": clients * personals * (2 if parts.federation.roster.validates else 1),
     }
-    record = summary.round_record(trial.report, trial.federation)
+    record = summary.round_record(trial.report, trial.federation.roster)
     evaluations = len(to_json(record.pop("evaluations")))
     rounds = schedule.rounds * (len(to_json(record)) + 6 * client_rounds / schedule.rounds)
     return sum(length.get(point, 0) * count for point, count in times.items()) + rounds + evaluations * globals_

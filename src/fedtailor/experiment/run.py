@@ -324,8 +324,8 @@ def _personalize_reused(
         storage=storage,
         state=state,
     )
-    own_record = summary.round_record(report, parts.federation)
-    own_clients = summary.client_records(report, parts.federation)
+    own_record = summary.round_record(report, parts.federation.roster)
+    own_clients = summary.client_records(report, parts.federation.roster)
     record, clients = with_own_models(last, own_record, own_clients)
     folder.add_round(record, clients=clients, events=[*last.events, *report.events])
     for sentence in summary.event_sentences(report):
@@ -438,8 +438,8 @@ def _objection(notes: Mapping[str, Any], folder: RunFolder) -> str:
 
 def _write_round(parts: PreparedRun, folder: RunFolder, progress: Progress, report: RoundReport) -> dict[str, Any]:
     """Write a round, show it, and return its record."""
-    record = summary.round_record(report, parts.federation)
-    clients = summary.client_records(report, parts.federation)
+    record = summary.round_record(report, parts.federation.roster)
+    clients = summary.client_records(report, parts.federation.roster)
     folder.add_round(record, clients=clients, events=report.events)
     for sentence in summary.event_sentences(report):
         progress.note(sentence)
@@ -459,7 +459,7 @@ def _result(parts: PreparedRun, folder: RunFolder, last: RoundReport, totals: su
     """Return the result of a run from the report of its last round, and the sums over all rounds."""
     config = parts.config
     final = last.final or last
-    metrics, new_clients = summary.final_metrics(final, parts.federation)
+    metrics, new_clients = summary.final_metrics(final, parts.federation.roster)
     result = {
         "run": str(folder.path),
         "algorithm": config.algorithm.name,
@@ -475,7 +475,7 @@ def _result(parts: PreparedRun, folder: RunFolder, last: RoundReport, totals: su
     if new_clients:
         result["new_clients"] = new_clients
     if parts.divided.division.client_names:
-        result["sites"] = summary.site_scores(final, parts.federation)
+        result["sites"] = summary.site_scores(final, parts.federation.roster)
     result |= totals.record()
     result |= {"engine": parts.engine.name, "device": "cpu"}
     return result

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedtailor.core.federation import Federation
 from fedtailor.core.metrics import (
     HIGHER_IS_BETTER,
     ClassShares,
@@ -26,6 +25,7 @@ from fedtailor.core.metrics import (
     summarize,
     total,
 )
+from fedtailor.core.roster import Roster
 from fedtailor.experiment.intervals import Interval, auroc_interval, mean_interval, wilson_interval
 from fedtailor.experiment.records import CLASS_MEANS_DIGEST
 from fedtailor.simulation.report import Evaluation, RoundReport
@@ -39,7 +39,7 @@ _EVENTS = {
 }
 
 
-def round_record(report: RoundReport, federation: Federation) -> Record:
+def round_record(report: RoundReport, roster: Roster) -> Record:
     """Return the line of ``rounds.jsonl`` for a round."""
     record: Record = {
         "round": report.round,
@@ -48,7 +48,7 @@ def round_record(report: RoundReport, federation: Federation) -> Record:
         "bytes": {"up": report.bytes_up, "down": report.bytes_down},
         "seconds": report.seconds,
         "training_metrics": {name: _mean(list(values.values())) for name, values in report.metrics.items()},
-        "evaluations": [_evaluation_record(evaluation, federation) for evaluation in report.evaluations],
+        "evaluations": [_evaluation_record(evaluation, roster) for evaluation in report.evaluations],
     }
     best = report.state.selection
     if best is not None:
@@ -67,12 +67,12 @@ def selected(last: RoundReport, select: str) -> Record:
     return found
 
 
-def _evaluation_record(evaluation: Evaluation, federation: Federation) -> Record:
+def _evaluation_record(evaluation: Evaluation, roster: Roster) -> Record:
     """Return the labels of an evaluation and its figures over all clients."""
     record = {
         **_labels(evaluation),
-        "metrics": _summary(evaluation, federation, range(len(evaluation.scores))),
-        **_by_condition(evaluation, federation),
+        "metrics": _summary(evaluation, roster, range(len(evaluation.scores))),
+        **_by_condition(evaluation, roster),
     }
     if evaluation.test_set == "complete":  # it belongs to no client, so it has no other line
         record |= _details(evaluation.scores[0])
@@ -84,7 +84,7 @@ def _details(scores: Scores) -> Record:
     return {"bins": reliability(scores), "confusion": confusion(scores)}
 
 
-def client_records(report: RoundReport, federation: Federation) -> list[Record]:
+def client_records(report: RoundReport, roster: Roster) -> list[Record]:
     """Return the lines of ``clients.jsonl`` for a round: scores by client, and its training metrics."""
     records: list[Record] = []
     for evaluation in report.evaluations:
@@ -92,10 +92,10 @@ def client_records(report: RoundReport, federation: Federation) -> list[Record]:
             continue
         for client, scores in zip(evaluation.ids, evaluation.scores, strict=True):
             record = {"round": report.round, "client": client, **_labels(evaluation)}
-            if federation.conditions:
-                record["condition"] = federation.conditions[client]
-            record["num_train"] = len(federation.splits[client].train)
-            record["num_test"] = len(federation.splits[client].test)
+            if roster.conditions:
+                record["condition"] = roster.conditions[client]
+            record["num_train"] = roster.num_train[client]
+            record["num_test"] = roster.num_test[client]
             record |= per_client(scores)
             record["recall"] = recall(scores)
             record |= _details(scores)
@@ -111,7 +111,7 @@ def client_records(report: RoundReport, federation: Federation) -> list[Record]:
     return records
 
 
-def final_metrics(report: RoundReport, federation: Federation) -> tuple[Record, Record]:
+def final_metrics(report: RoundReport, roster: Roster) -> tuple[Record, Record]:
     """Return the metrics of a round by evaluation point: of the known clients, and of the new ones.
 
     ``validation`` holds those of personalized models on validation examples, ``global_complete`` those of the global
@@ -121,23 +121,23 @@ def final_metrics(report: RoundReport, federation: Federation) -> tuple[Record, 
     new: Record = {}
     for evaluation in report.evaluations:
         place = known if evaluation.group == "known" else new
-        record = _evaluation_record(evaluation, federation)
+        record = _evaluation_record(evaluation, roster)
         labels = {name: record[name] for name in ("adaptation", "test_set", "conditions") if name in record}
         place[evaluation_name(record)] = {
             **labels,
             "round": report.round,
             **record["metrics"],
-            **_over_sites(evaluation.scores, federation.class_names),
+            **_over_sites(evaluation.scores, roster.class_names),
         }
     return known, new
 
 
-def site_scores(report: RoundReport, federation: Federation) -> Record:
+def site_scores(report: RoundReport, roster: Roster) -> Record:
     """Return the scores of the personalized models by the clients' names; empty where clients have no names.
 
     ``accuracy_interval`` is the 95 % interval of an accuracy, and so on: see :mod:`fedtailor.experiment.intervals`.
     """
-    if not federation.client_names:
+    if not roster.names:
         return {}
     sites: Record = {}
     for evaluation in report.evaluations:
@@ -145,17 +145,17 @@ def site_scores(report: RoundReport, federation: Federation) -> Record:
             continue
         for client, scores in zip(evaluation.ids, evaluation.scores, strict=True):
             site: Record = {
-                "new": client in federation.new,
-                "num_train": len(federation.splits[client].train),
-                "num_test": len(federation.splits[client].test),
+                "new": client in roster.new,
+                "num_train": roster.num_train[client],
+                "num_test": roster.num_test[client],
                 **per_client(scores),
             }
             if "accuracy" in site:
                 site["accuracy_interval"] = wilson_interval(site["accuracy"], _num_examples(scores))
                 site.setdefault("auroc", None)
-                site["by_class"] = _of_site(scores, federation.class_names)
+                site["by_class"] = _of_site(scores, roster.class_names)
                 site["confusion"] = confusion(scores)
-            sites[federation.client_names[client]] = site
+            sites[roster.names[client]] = site
     return sites
 
 
@@ -342,10 +342,10 @@ def _labels(evaluation: Evaluation) -> Record:
     }
 
 
-def _summary(evaluation: Evaluation, federation: Federation, places: Iterable[int]) -> Record:
+def _summary(evaluation: Evaluation, roster: Roster, places: Iterable[int]) -> Record:
     """Return the figures over some of the clients of an evaluation."""
     chosen = list(places)
-    sizes = [len(federation.splits[client].train) for client in evaluation.ids] or [0]  # the complete set has no client
+    sizes = [roster.num_train[client] for client in evaluation.ids] or [0]  # the complete set has no client
     num_train = [sizes[place] for place in chosen]
     scores = [evaluation.scores[place] for place in chosen]
     figures: Record = {name: dict(values) for name, values in summarize(scores, num_train).items()}
@@ -365,16 +365,16 @@ def _num_examples(scores: Scores) -> int:
     return round(float(scores.class_total.sum()))
 
 
-def _by_condition(evaluation: Evaluation, federation: Federation) -> Record:
+def _by_condition(evaluation: Evaluation, roster: Roster) -> Record:
     """Return the figures by the condition of the clients' examples, where there are several."""
-    if not federation.conditions:
+    if not roster.conditions:
         return {}
     places: dict[str, list[int]] = {}
     for place, client in enumerate(evaluation.ids):
-        places.setdefault(federation.conditions[client], []).append(place)
+        places.setdefault(roster.conditions[client], []).append(place)
     if len(places) < 2:
         return {}
-    return {"conditions": {name: _summary(evaluation, federation, chosen) for name, chosen in places.items()}}
+    return {"conditions": {name: _summary(evaluation, roster, chosen) for name, chosen in places.items()}}
 
 
 def _of_client(name: str, table: Mapping[str, Mapping[int, float]], client: int) -> Record:

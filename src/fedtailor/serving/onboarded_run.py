@@ -8,14 +8,13 @@ from typing import Any
 
 from fedtailor.core.codec import encode
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.per_example import holds_examples
 from fedtailor.data.input_specification import write_input_specification
 from fedtailor.data.split import ClientRecord, split_digest
 from fedtailor.experiment.config import to_toml
+from fedtailor.experiment.model_card import model_card
 from fedtailor.experiment.provenance import describe
 from fedtailor.experiment.records import Run as RunRecords
 from fedtailor.experiment.records import RunFolder, refuse_existing, refuse_inside_run
-from fedtailor.serving.load import make_model
 from fedtailor.serving.onboard import Onboarded, Server, load_server, onboard
 from fedtailor.serving.site_data import SiteData, load_site
 from fedtailor.serving.validate import Validation, cross_validate, summary
@@ -99,31 +98,21 @@ def write_onboarded(
 
 def _card(server: Server, site: SiteData, onboarded: Onboarded, validation: Validation | None) -> dict[str, Any]:
     method = server.method
-    number = server.next_number
-    model = make_model(method, number, onboarded.personal, {})
-    counts = [int((site.y[: site.num_train] == label).sum()) for label in range(method.inputs.num_classes)]
-    return {
-        "number": number,
-        "new": True,
-        "onboarded": True,
-        "algorithm": method.config.algorithm.name,
-        "model": method.config.model.name,
-        "dataset": site.name,
-        "seed": method.config.seeds[0],
-        "round": server.state.round,
-        "adaptation": method.algorithm.adaptation_summary(new=True),
-        "participated": False,
-        "holds_examples": holds_examples(onboarded.personal),
-        "input_shape": list(method.inputs.shape),
-        "num_classes": method.inputs.num_classes,
-        "class_names": list(method.inputs.class_names),
-        "class_counts": counts,
-        "scores": onboarded.scores,
-        "calibration": {"examples": 0} if validation is None else validation.calibration._asdict(),
-        "inputs": "../inputs.json",
-        "inputs_sha256": method.inputs.digest,
-        "tensors": {key: list(value.shape) for key, value in model.module.personal.state_dict().items()},
-    }
+    card = model_card(
+        onboarded.personal,
+        config=method.config,
+        algorithm=method.algorithm,
+        inputs=method.inputs,
+        dataset=site.name,
+        number=server.next_number,
+        new=True,
+        round=server.state.round,
+        participated=False,
+        class_counts=[int((site.y[: site.num_train] == label).sum()) for label in range(method.inputs.num_classes)],
+        scores=onboarded.scores,
+        calibration={"examples": 0} if validation is None else validation.calibration._asdict(),
+    )
+    return {**card, "onboarded": True}
 
 
 def _origin(records: RunRecords) -> dict[str, Any]:

@@ -86,12 +86,13 @@ def evaluate_personalized(
     if roster.validates:
         test_sets.append("validation")
     for test_set in test_sets:
+        scores = {client: each[test_set] for client, each in scored.items() if test_set in each}  # some share none
         evaluation = Evaluation(
             point="personalized",
             adaptation=algorithm.adaptation_summary(new=new),
             group="new" if new else "known",
-            ids=list(scored),
-            scores=[scores[test_set] for scores in scored.values()],
+            ids=list(scores),
+            scores=list(scores.values()),
             test_set=test_set,
             diagnostics=diagnostics,
         )

@@ -1,0 +1,140 @@
+"""The commands ``fedtailor deploy ...``: the folder of a server, who may connect, and a demonstration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtailor.cli.options import Debug, Json, whole_number
+from fedtailor.cli.parsing import Command, Help, make_app, show_help
+from fedtailor.cli.shell import print_json
+
+deploy_app = make_app()
+
+ServerFolder = Annotated[str, typer.Argument(metavar="FOLDER", show_default=False, help="Folder of the server.")]
+
+
+@deploy_app.callback(invoke_without_command=True, add_help_option=False)
+def _deploy(context: typer.Context, help_: Help = False) -> None:
+    """Train across real sites: prepare the server."""
+    show_help(context, help_)
+
+
+@deploy_app.command("init", cls=Command)
+def init(
+    folder: ServerFolder,
+    host: Annotated[
+        str,
+        typer.Option(metavar="HOST", show_default=False, help="Name or address under which sites reach the server."),
+    ],
+    port: Annotated[
+        int, typer.Option(parser=whole_number("--port", at_least=1), metavar="NUMBER", help="Port of the server.")
+    ] = 8000,
+    experiment: Annotated[
+        str, typer.Option(metavar="FILE", help="Experiment file to begin with (default: pFedFDA, 30 rounds).")
+    ] = "",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Make the folder of a server: its configuration, its keys and its certificates."""
+    from fedtailor.cli.show.deploy import show_server
+    from fedtailor.deployment.init import CERTIFICATE, KEYS, init_server
+
+    made = init_server(Path(folder), host, port, Path(experiment) if experiment else None)
+    certificate = made.path / KEYS / CERTIFICATE
+    if json:
+        print_json({"folder": str(made.path), "certificate": str(certificate), "server": f"{host}:{port}"})
+    else:
+        show_server(made.path, certificate, f"{host}:{port}")
+
+
+@deploy_app.command("add", cls=Command)
+def add(
+    folder: ServerFolder,
+    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Name of the site.")],
+    key: Annotated[
+        str, typer.Argument(metavar="KEY", show_default=False, help="Public key that the site has sent: site.key.pub.")
+    ],
+    new: Annotated[
+        bool,
+        typer.Option("--new", metavar="", help="The site takes no part in training: it gets a model when a run ends."),
+    ] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Register a site: only registered sites can connect. It belongs to the runs that begin afterwards."""
+    from fedtailor.cli.show.console import say
+    from fedtailor.deployment.federation_folder import FederationFolder
+    from fedtailor.deployment.init import add_site
+
+    place = FederationFolder(Path(folder))
+    public = add_site(place, name, Path(key), new=new)
+    if json:
+        print_json({"site": name, "new": new, "fingerprint": public.fingerprint})
+    else:
+        say(f"{name} is registered with the key {public.fingerprint}. Compare it with what the site was shown.")
+
+
+@deploy_app.command("remove", cls=Command)
+def remove(
+    folder: ServerFolder,
+    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Name of the site.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Take a site off the register: it cannot connect any more once the server has been started again."""
+    from fedtailor.cli.show.console import say
+    from fedtailor.deployment.federation_folder import FederationFolder
+
+    FederationFolder(Path(folder)).remove(name)
+    if json:
+        print_json({"removed": name})
+    else:
+        say(f"{name} is no longer registered.")
+
+
+@deploy_app.command("sites", cls=Command)
+def sites(folder: ServerFolder, json: Json = False, debug: Debug = False) -> None:
+    """List the registered sites, and when each was last heard of."""
+    from fedtailor.cli.show.deploy import show_sites
+    from fedtailor.deployment.attendance import read_attendance
+    from fedtailor.deployment.federation_folder import FederationFolder
+
+    place = FederationFolder(Path(folder))
+    registered = place.sites()
+    attendance = read_attendance(place.path)
+    if json:
+        listed = [{"name": site.name, "new": site.new, **attendance.get(site.name, {})} for site in registered]
+        print_json({"sites": listed})
+    else:
+        show_sites(registered, attendance)
+
+
+@deploy_app.command("demo", cls=Command)
+def demo(
+    out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder to write (default: a new one under runs/).")] = "",
+    rounds: Annotated[
+        int, typer.Option(parser=whole_number("--rounds", at_least=1), metavar="NUMBER", help="Number of rounds.")
+    ] = 3,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Start a server and three sites on this machine, and train on digits: about two minutes, no prior knowledge."""
+    from fedtailor.cli.show.deploy import show_demo
+    from fedtailor.deployment.demo import run_demo
+    from fedtailor.experiment.run import unused_folder
+
+    folder = Path(out) if out else unused_folder("sites-demo")
+    result = run_demo(folder, rounds=rounds, say=_say)
+    if json:
+        print_json(result)
+    else:
+        show_demo(folder, result)
+
+
+def _say(text: str) -> None:
+    from fedtailor.cli.show.console import say
+
+    say(text)

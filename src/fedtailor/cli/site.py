@@ -1,0 +1,133 @@
+"""The commands ``fedtailor site ...``: what a site needs to take part, and what it keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtailor.cli.options import Debug, Json, whole_number
+from fedtailor.cli.parsing import Command, Help, make_app, show_help
+from fedtailor.cli.shell import print_json
+from fedtailor.core.errors import RunError
+
+site_app = make_app()
+
+SiteFolder = Annotated[str, typer.Argument(metavar="FOLDER", show_default=False, help="Folder of the site.")]
+
+
+@site_app.callback(invoke_without_command=True, add_help_option=False)
+def _site(context: typer.Context, help_: Help = False) -> None:
+    """Take part in a training across sites: data and personal models stay here."""
+    show_help(context, help_)
+
+
+@site_app.command("init", cls=Command)
+def init(
+    folder: SiteFolder,
+    name: Annotated[str, typer.Option(metavar="NAME", show_default=False, help="Name of the site.")],
+    data: Annotated[
+        str, typer.Option(metavar="PATH", show_default=False, help="Labelled data of the site: a folder or a table.")
+    ],
+    server: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the server is; site.toml can say it later.")
+    ] = "",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Make the folder of a site: its configuration and its key."""
+    from fedtailor.cli.show.site import show_made
+    from fedtailor.deployment.init import init_site
+
+    given = data if ":" in data else str(Path(data).expanduser().absolute())
+    made = init_site(Path(folder), name, given, server)
+    if json:
+        print_json({"folder": str(made.folder), "key": str(made.public_key), "fingerprint": made.key.fingerprint})
+    else:
+        show_made(made, name)
+
+
+@site_app.command("check", cls=Command)
+def check(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
+    """Check data, key, certificate, server and versions before the site connects. Nothing leaves the site."""
+    from fedtailor.cli.show.site import show_check
+    from fedtailor.deployment.site_check import check_site
+
+    found = []
+    for each in check_site(Path(folder)):
+        found.append(each)
+        if not json:
+            show_check(each)
+    problems = [each for each in found if not each.ok]
+    if json:
+        print_json({"ok": not problems, "checks": [each._asdict() for each in found]})
+    if problems:
+        if json:
+            raise typer.Exit(RunError.exit_code)
+        what = "problem" if len(problems) == 1 else "problems"
+        raise RunError(f"{len(problems)} {what} to put right: {', '.join(each.what for each in problems)}.", key="site")
+
+
+@site_app.command("start", cls=Command)
+def start(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
+    """Connect the site and keep it connected until Ctrl-C. What stops is started again."""
+    from fedtailor.cli.show.site import SiteMessages
+    from fedtailor.deployment.run_site import run_site
+
+    run_site(Path(folder), SiteMessages(json=json))
+
+
+@site_app.command("leaves", cls=Command)
+def leaves(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
+    """Print what has left this site so far, from its log of everything that was sent."""
+    from fedtailor.deployment.audit import broken_line, page, write_page
+    from fedtailor.deployment.options import load_site
+
+    place = Path(folder)
+    options = load_site(place)
+    path = write_page(place, options.name, options.share)
+    text = page(place, options.name, options.share)
+    if json:
+        print_json({"page": str(path), "text": text, "complete": broken_line(place) is None})
+    else:
+        print(text, end="")  # noqa: T201  # data on stdout
+
+
+@site_app.command("models", cls=Command)
+def models(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
+    """List the versions of the site's personal model."""
+    from fedtailor.cli.show.site import show_models
+    from fedtailor.deployment.site_models import describe_version, versions
+
+    found = [describe_version(each) for each in versions(Path(folder))]
+    if json:
+        print_json({"versions": found})
+    else:
+        show_models(folder, found)
+
+
+@site_app.command("restore", cls=Command)
+def restore(
+    folder: SiteFolder,
+    version: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole_number("--version", at_least=1),
+            metavar="NUMBER",
+            help="Version to put in use (default: the one before).",
+        ),
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Put an earlier version of the personal model in use again."""
+    from fedtailor.cli.show.console import say
+    from fedtailor.deployment.site_models import previous, use
+
+    place = Path(folder)
+    chosen = use(place, previous(place).number if version is None else version)
+    if json:
+        print_json({"version": chosen.number, "path": str(chosen.path)})
+    else:
+        say(f"version {chosen.number} is in use.")

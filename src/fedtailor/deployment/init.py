@@ -1,0 +1,181 @@
+"""New folders: of a server, with its certificates, and of a site, with its key."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tomli_w
+
+from fedtailor.core.atomic import unwritable, write_whole
+from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.reading import read_toml
+from fedtailor.deployment.federation_folder import FederationFolder, Registered, check_name
+from fedtailor.deployment.keys import PublicKey, make_node_key, make_server_keys, read_public_key
+from fedtailor.deployment.options import FEDERATION_FILE, SITE_FILE, SiteOptions, load_federation
+from fedtailor.experiment.records import refuse_existing
+
+KEYS = "keys"
+"""Folder of the server's keys and certificates."""
+CERTIFICATE = "ca.crt"
+"""The certificate by which sites know the server; it is no secret."""
+SITE_KEY = "site.key"
+"""The site's private key; the public one is ``site.key.pub``."""
+
+_ADDRESS = re.compile(r"(?P<host>[^\s:/]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
+_FEDERATION = """\
+# The experiment: the sections of an experiment file (see docs/configuration.md).
+seed = 0
+
+[algorithm]
+name = "pfedfda"
+
+[federation]
+rounds = 30
+
+[evaluation]
+every = 10
+
+[data]
+# The share of its own examples on which a site tests its model, if they do not come with a test part.
+test_share = 0.2
+# Pictures: all sites resize theirs to this side.
+# image_size = 32
+
+# How the server runs it (see docs/sites.md).
+[deploy]
+host = {host}
+port = {port}
+# Seconds after which a round goes on without the sites that have not answered.
+deadline = 300
+"""
+_SITE = """\
+# This site's own decisions. Nobody else can change them.
+name = {name}
+# The labelled data: a folder of pictures by class, a table, arrays. They stay here.
+data = {data}
+# Where the server is.
+server = {server}
+# What the server may see beside the messages of the method: scores, metrics, errors, class_means.
+share = ["scores", "metrics"]
+# Methods and models that run here; empty: all of fedtailor's own.
+algorithms = []
+models = []
+"""
+
+
+class NewSite(NamedTuple):
+    """What was made for a site."""
+
+    folder: Path
+    key: PublicKey
+    public_key: Path
+    """The file to send to the server."""
+
+
+def init_server(folder: Path, host: str, port: int, experiment: Path | None) -> FederationFolder:
+    """Make the folder of a server: ``federation.toml``, a certificate authority, and the server's certificate.
+
+    Args:
+        folder: must not exist, or be empty.
+        host: name or address under which sites will reach the server.
+        port: of the server.
+        experiment: an experiment file whose sections ``federation.toml`` begins with; None: a plain one.
+
+    Raises:
+        ConfigError: the folder is taken, or the host or the experiment is wrong.
+        RunError: a file cannot be written, or ``cryptography`` is not installed.
+    """
+    refuse_existing(folder)
+    if experiment is None:
+        text = _FEDERATION.format(host=_quoted(host), port=port)
+    else:
+        text = _from_experiment(experiment, host, port)
+    _make(folder)
+    try:
+        make_server_keys(folder / KEYS, [host])
+        write_whole(folder / FEDERATION_FILE, text)
+        load_federation(folder / FEDERATION_FILE)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return FederationFolder(folder)
+
+
+def add_site(folder: FederationFolder, name: str, key: Path, *, new: bool) -> PublicKey:
+    """Register a site with its public key.
+
+    Raises:
+        ConfigError: the name or the key is taken, or the name is not usable.
+        DataError: the file is no public key of a site.
+    """
+    public = read_public_key(key)
+    folder.register(Registered(name, public.text, new))
+    return public
+
+
+def init_site(folder: Path, name: str, data: str, server: str) -> NewSite:
+    """Make the folder of a site: ``site.toml`` and its key, which never leaves it.
+
+    Raises:
+        ConfigError: the folder is taken, or a value is not usable.
+        RunError: a file cannot be written, or ``cryptography`` is not installed.
+    """
+    refuse_existing(folder)
+    check_name(name)
+    if server:
+        check_address(server)
+    SiteOptions(name=name, data=data, server=server)
+    _make(folder)
+    try:
+        key = make_node_key(folder / SITE_KEY)
+        text = _SITE.format(name=_quoted(name), data=_quoted(data), server=_quoted(server))
+        write_whole(folder / SITE_FILE, text)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return NewSite(folder, key, folder / f"{SITE_KEY}.pub")
+
+
+def check_address(text: str) -> tuple[str, int]:
+    """Return host and port of an address.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match["port"]) < 65536:
+        allowed = "host:port, such as fl.example.org:8000"
+        message = f"the address of the server must be {allowed}, got '{text}'."
+        raise ConfigError(message, key="server", allowed=allowed, got=text)
+    return match["host"], int(match["port"])
+
+
+def _from_experiment(experiment: Path, host: str, port: int) -> str:
+    """Return ``federation.toml`` from an experiment file; what every site sets for itself is left out."""
+    try:
+        values: dict[str, Any] = read_toml(experiment)
+    except DataError as error:
+        raise ConfigError(error.message, path=str(experiment)) from error
+    for name in ("engine", "checkpoint"):
+        values.pop(name, None)
+    data = values.get("data")
+    if isinstance(data, dict):
+        for key in ("path", "dataset", "dir", "label_column", "group", "partition", "clients", "new_clients"):
+            data.pop(key, None)
+    values["deploy"] = {**values.get("deploy", {}), "host": host, "port": port}
+    return tomli_w.dumps(values)
+
+
+def _quoted(text: str) -> str:
+    """Return a text as TOML writes it."""
+    return tomli_w.dumps({"value": text}).partition("= ")[2].strip()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as reason:
+        raise unwritable(folder, reason) from reason

@@ -1,0 +1,131 @@
+"""The plan of a run across sites: everything that the server and all sites must agree on, and its digest.
+
+The plan travels with every request. It holds no data of any site but what the sites agreed to share before the first
+round: names of classes, columns of tables, mean and deviation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtailor import __version__
+from fedtailor.core.algorithm import Algorithm
+from fedtailor.core.errors import DataError
+from fedtailor.core.reading import damaged, parse_json
+from fedtailor.core.task import Task
+from fedtailor.data.input_specification import InputSpecification, specification_of
+from fedtailor.experiment.assembly import make_algorithm
+from fedtailor.experiment.config import Config, make_config, to_toml
+from fedtailor.serving.load import Method
+
+PROTOCOL = 1
+"""Of the messages between server and sites. Both must have the same."""
+LARGEST_PLAN = 2**26
+"""Bytes of a plan."""
+_KEYS = {"protocol", "fedtailor", "run", "config", "inputs", "mean", "std", "sites", "new_sites"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the server and all sites agree on."""
+
+    config: Config
+    """Resolved: every option has the value that is used."""
+    inputs: InputSpecification
+    """How the examples of a site become inputs of the model."""
+    sites: int
+    """Number of sites, new ones included."""
+    new_sites: int
+    """The last so many sites never take part in training."""
+    run: str
+    """A name that no other run has."""
+    protocol: int = PROTOCOL
+    fedtailor: str = __version__
+    """The version that made the plan."""
+
+    @property
+    def population(self) -> int:
+        """Number of sites that can take part in training."""
+        return self.sites - self.new_sites
+
+    @cached_property
+    def algorithm(self) -> Algorithm[Any, Any, Any]:
+        """The method."""
+        return make_algorithm(self.config)
+
+    def task(self, client: int) -> Task:
+        """Return the task of a site by its number."""
+        return Method(self.config, self.algorithm, self.inputs).task(client)
+
+    @cached_property
+    def raw(self) -> bytes:
+        """The plan as JSON; :meth:`read` reads it."""
+        record = {
+            "protocol": self.protocol,
+            "fedtailor": self.fedtailor,
+            "run": self.run,
+            "config": to_toml(self.config),
+            "inputs": self.inputs.to_record(),
+            "mean": self.inputs.mean.tolist(),
+            "std": self.inputs.std.tolist(),
+            "sites": self.sites,
+            "new_sites": self.new_sites,
+        }
+        return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the plan."""
+        return hashlib.sha256(self.raw).hexdigest()
+
+    @classmethod
+    def read(cls, raw: bytes) -> Plan:
+        """Return the plan that ``raw`` holds. It may come from a stranger; no module is imported.
+
+        Raises:
+            ConfigError: its configuration is wrong.
+            DataError: it is damaged, or of another protocol.
+        """
+        where = Path("plan")
+        if len(raw) > LARGEST_PLAN:
+            raise DataError(f"the plan has {len(raw)} bytes, more than {LARGEST_PLAN}.", key="plan", got=len(raw))
+        record = parse_json(raw, where)
+        if type(record) is dict and type(record.get("protocol")) is int and record["protocol"] != PROTOCOL:
+            raise other_version("protocol", PROTOCOL, record["protocol"])
+        if type(record) is not dict or set(record) != _KEYS:
+            raise damaged(where, f"it must hold {', '.join(sorted(_KEYS))}")
+        sites = record["sites"]
+        new_sites = record["new_sites"]
+        texts = [record[key] for key in ("fedtailor", "run", "config")]
+        if type(sites) is not int or type(new_sites) is not int or not 0 <= new_sites < sites <= 10**6:
+            raise damaged(where, f"{sites!r:.40} sites, {new_sites!r:.40} of them new, are impossible")
+        if any(type(text) is not str for text in texts) or not record["run"].isalnum():
+            raise damaged(where, "an entry that must be text is none")
+        try:
+            arrays = {key: np.array(record[key], dtype=np.float64) for key in ("mean", "std")}
+            inputs = specification_of(record["inputs"], arrays)
+        except DataError:
+            raise
+        except Exception as reason:  # of wrong types: the record may hold anything
+            raise damaged(where, f"its inputs are impossible: {type(reason).__name__}") from reason
+        try:
+            values = tomllib.loads(record["config"])
+        except (ValueError, RecursionError) as reason:
+            raise damaged(where, "its configuration is no TOML") from reason
+        plan = cls(make_config(values), inputs, sites, new_sites, record["run"], PROTOCOL, record["fedtailor"])
+        vars(plan)["raw"] = raw
+        return plan
+
+
+def other_version(what: str, here: object, there: object) -> DataError:
+    """Return the error for two sides that do not have the same version of something."""
+    message = f"{what} is {there} there and {here} here: both sides need the same."
+    return DataError(message, key=what, allowed=str(here), got=str(there))

@@ -1,0 +1,353 @@
+"""The server of a run across sites: the round loop of a simulation, over sites that are elsewhere.
+
+It writes the run folder that a simulation writes, but for the models, which stay at the sites. A checkpoint follows
+every round, so a server that was stopped or killed goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtailor import __version__
+from fedtailor.core.atomic import to_json, write_whole
+from fedtailor.core.errors import ConfigError, DataError, FedtailorError, all_done, describe_error
+from fedtailor.core.process import this_process
+from fedtailor.core.reading import damaged, read_file, read_object
+from fedtailor.core.reduction import REDUCTION_VERSION
+from fedtailor.core.roster import Roster
+from fedtailor.data.input_specification import write_input_specification
+from fedtailor.data.split import ClientRecord, split_digest
+from fedtailor.deployment.agreement import Agreement, Member, agree
+from fedtailor.deployment.attendance import write_attendance
+from fedtailor.deployment.exchange import Attendance, Exchange
+from fedtailor.deployment.federation_folder import RUNS, FederationFolder, check_enough, read_members
+from fedtailor.deployment.options import FEDERATION_FILE, FederationFile, load_federation
+from fedtailor.deployment.plan import LARGEST_PLAN, Plan, other_version
+from fedtailor.deployment.remote import RemoteClients
+from fedtailor.deployment.transport import Transport
+from fedtailor.experiment import class_means, summary
+from fedtailor.experiment.config import to_toml
+from fedtailor.experiment.progress import Progress, Silence
+from fedtailor.experiment.provenance import describe
+from fedtailor.experiment.records import CLASS_MEANS_DIGEST, RunFolder, exclusive, holds_run
+from fedtailor.experiment.reuse import CHECKPOINTS
+from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
+from fedtailor.simulation.engines.store import Store
+from fedtailor.simulation.report import RoundReport, RunState
+from fedtailor.simulation.rounds import federate
+
+PLAN_FILE = "plan.json"
+MEMBERS_FILE = "members.json"
+_STORES = ("bases", "per_client", "best_bases", "best_per_client")
+_LOOK_EVERY = 1.0
+"""Seconds between two looks at who is there."""
+
+MakeTransport = Callable[[Mapping[str, int]], Transport]
+"""Makes the transport of a run from the numbers of the sites by name."""
+
+
+def serve_rounds(
+    folder: Path, run: Path, make_transport: MakeTransport, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Run or resume a run across sites, and return its result.
+
+    Args:
+        folder: of the server.
+        run: the run folder, in which an earlier process may have begun.
+        make_transport: is given the sites of the run.
+        progress: is told about every round.
+
+    Raises:
+        ConfigError: the configuration is wrong, or does not fit the data of the sites.
+        DataError: the sites do not fit together, or a file is damaged.
+        RunError: a site refuses, or the run cannot go on.
+    """
+    progress = progress or Silence()
+    place = FederationFolder(folder)
+    file = load_federation(folder / FEDERATION_FILE)
+    if holds_run(run) and (run / "result.json").is_file():
+        finished = RunFolder(run)
+        finished.settle()
+        return finished.result() or {}
+    if (run / PLAN_FILE).is_file():
+        agreement = read_agreement(run)
+        exchange = _exchange(folder, file, [member.name for member in agreement.members], make_transport)
+    else:
+        sites = place.sites()
+        check_enough(sites)
+        exchange = _exchange(folder, file, [site.name for site in sites], make_transport)
+        agreement = agree(exchange, file, [site.name for site in sites], [site.new for site in sites])
+        _make_folder(run, agreement)
+    return _Server(run, agreement, exchange, progress).serve()
+
+
+def _exchange(folder: Path, file: FederationFile, names: Sequence[str], make_transport: MakeTransport) -> Exchange:
+    """Return the exchange with the sites of a run; it writes who is there into the server's folder."""
+    transport = make_transport({name: number for number, name in enumerate(names)})
+    last_look = -_LOOK_EVERY
+
+    def look(attendance: Attendance) -> None:
+        nonlocal last_look
+        now = time.monotonic()
+        if now - last_look < _LOOK_EVERY and attendance.waiting:
+            return
+        last_look = now
+        online = transport.online()
+        sites = {
+            name: {
+                "online": number in online,
+                "heard": attendance.heard.get(number),
+                "waiting_since": attendance.waiting.get(number),
+                "problem": attendance.failures.get(number, ""),
+            }
+            for number, name in enumerate(names)
+        }
+        write_attendance(folder, sites)
+
+    return Exchange(transport, file.deploy, look=look)
+
+
+def _make_folder(run: Path, agreement: Agreement) -> None:
+    """Make the run folder; the plan comes last, so that a folder without one is begun again."""
+    provenance = {
+        **describe(),
+        "plan_sha256": agreement.plan.digest,
+        "reduction": REDUCTION_VERSION,
+        "engine": "sites",
+        "device": "cpu",
+        "sites": [member._asdict() for member in agreement.members],
+        "notes": agreement.notes(),
+    }
+    shutil.rmtree(run, ignore_errors=True)  # an earlier process was killed before it wrote the plan
+    run.parent.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder.create(run, config=to_toml(agreement.plan.config), provenance=provenance)
+    folder.write_split(_split(agreement))
+    write_input_specification(run, agreement.plan.inputs)
+    members = [member._asdict() for member in agreement.members]
+    write_whole(run / MEMBERS_FILE, to_json({"members": members}, indent=2) + "\n")
+    write_whole(run / PLAN_FILE, agreement.plan.raw)
+
+
+def _split(agreement: Agreement) -> dict[str, Any]:
+    """Return the record of the split: the examples of every site are counted, training ones first, then the others."""
+    clients = []
+    for member in agreement.members:
+        first_val = member.num_train
+        first_test = first_val + member.num_val
+        end = first_test + member.num_test
+        clients.append(
+            ClientRecord(
+                train=list(range(first_val)),
+                val=list(range(first_val, first_test)),
+                test=list(range(first_test, end)),
+            )
+        )
+    new_sites = agreement.plan.new_sites
+    return {
+        "dataset": agreement.plan.inputs.dataset,
+        "split_sha256": split_digest(clients, new_sites),
+        "new_clients": new_sites,
+        "client_names": [member.name for member in agreement.members],
+        "conditions": [],
+        "clients": clients,
+    }
+
+
+def read_agreement(run: Path) -> Agreement:
+    """Read what the server and the sites of a run have agreed on.
+
+    Raises:
+        ConfigError: the configuration cannot be used here.
+        DataError: a file is damaged, or another version of fedtailor has begun the run.
+    """
+    plan = Plan.read(read_file(run / PLAN_FILE, limit=LARGEST_PLAN, within=run))
+    if plan.fedtailor != __version__:
+        raise other_version("fedtailor", __version__, plan.fedtailor)
+    try:
+        members = [Member(**{**each, "share": tuple(each["share"])}) for each in read_members(run / MEMBERS_FILE)]
+    except (TypeError, KeyError) as reason:
+        raise damaged(run / MEMBERS_FILE, f"{type(reason).__name__}: {reason}") from reason
+    if len(members) != plan.sites:
+        raise DataError(f"'{run}' names {len(members)} members, and its plan is for {plan.sites}.", path=str(run))
+    return Agreement(plan, members)
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """Where a run goes on."""
+
+    state: RunState | None
+    absences: list[dict[str, Any]]
+    """Who gave no answer in rounds that are done again."""
+    seconds: float = 0.0
+    result: dict[str, Any] | None = None
+    """If all rounds are done."""
+
+
+class _Server:
+    """The server of one run."""
+
+    def __init__(self, run: Path, agreement: Agreement, exchange: Exchange, progress: Progress) -> None:
+        self.path = run
+        self.agreement = agreement
+        self.plan = agreement.plan
+        self.algorithm = agreement.plan.algorithm
+        self.roster: Roster = agreement.roster()
+        self.progress = progress
+        modules = readable_modules(self.algorithm)
+        self.stores = {name: Store(run / CHECKPOINTS, name, modules=modules) for name in _STORES}
+        self.checkpoints = Checkpoints(run / CHECKPOINTS, self.stores, modules=modules)
+        self.totals = summary.Totals()
+        schedule = self.plan.config.schedule
+        self.clients = RemoteClients(
+            self.algorithm,
+            self.roster,
+            self.plan,
+            exchange,
+            shares=[frozenset(member.share) for member in agreement.members],
+            needed=max(schedule.fewest_uploads, schedule.participation.min_clients),
+            storage=self.stores.__getitem__,
+        )
+
+    def serve(self) -> dict[str, Any]:
+        """Do the rounds that are left, and return the result."""
+        start = time.perf_counter()
+        folder = RunFolder(self.path)
+        with exclusive(self.path), folder:
+            folder.remove_temporary_files()
+            with all_done((self.progress.end, self.checkpoints.close)):
+                beginning = self._resume(folder)
+                result = beginning.result
+                reports = federate(
+                    self.algorithm,
+                    self.roster,
+                    self.clients,
+                    self.plan.config.schedule,
+                    seed=self.plan.config.seeds[0],
+                    resume=beginning.state,
+                    events=beginning.absences,
+                )
+                for report in reports if result is None else ():
+                    self._write_round(folder, report)
+                    seconds = beginning.seconds + time.perf_counter() - start
+                    notes: dict[str, Any] = {"records": folder.bookmark(), "seconds": seconds}
+                    if report.is_last:
+                        result = self._result(report, seconds) | self._write_class_means(folder, report)
+                        notes["result"] = result
+                    self.checkpoints.save(report.state, notes)
+                assert result is not None, "the last round has a result"
+                self.checkpoints.keep(1)
+            folder.finish({**result, "run": str(self.path)})
+        return {**result, "run": str(self.path)}
+
+    def _resume(self, folder: RunFolder) -> _Beginning:
+        """Go back to the last checkpoint, or begin."""
+        restored, notes = self.checkpoints.restore(lambda notes: folder.objection(notes.get("records")))
+        done = 0 if restored is None else restored.state.round
+        absences = folder.absences(after=done)
+        if restored is None:
+            folder.clear()
+            notes += self.agreement.notes()
+            beginning = _Beginning(None, absences)
+        else:
+            folder.rewind(restored.notes["records"])
+            for record in folder.rounds():
+                self.totals.add_round(record)
+            self.totals.add_events(folder.events())
+            notes.append(f"resumed after round {done} of {self.plan.config.schedule.rounds}.")
+            seconds = float(restored.notes["seconds"])
+            beginning = _Beginning(restored.state, absences, seconds, restored.notes.get("result"))
+        where = {"round": done} if done else {}
+        folder.add_events([{"kind": "note", **where, "text": note} for note in notes])
+        for note in notes:
+            self.progress.note(note)
+        title = f"{self.plan.config.algorithm.name}, {len(self.agreement.members)} sites"
+        self.progress.begin(title, self.plan.config.schedule.rounds, done)
+        return beginning
+
+    def _write_round(self, folder: RunFolder, report: RoundReport) -> None:
+        """Write a round, and show it."""
+        record = summary.round_record(report, self.roster)
+        clients = summary.client_records(report, self.roster)
+        folder.add_round(record, clients=clients, events=report.events)
+        for sentence in summary.event_sentences(report):
+            self.progress.note(sentence)
+        self.progress.round(record)
+        self.totals.add_round(record)
+        self.totals.add_events(report.events)
+
+    def _write_class_means(self, folder: RunFolder, last: RoundReport) -> dict[str, str]:
+        """Write the class means that sites share, if they are asked for; return their digest for the result."""
+        if not self.plan.config.schedule.class_means:
+            return {}
+        data = class_means.to_file((last.final or last).class_means, self.plan.inputs.num_classes)
+        return {CLASS_MEANS_DIGEST: folder.write_class_means(data)}
+
+    def _result(self, last: RoundReport, seconds: float) -> dict[str, Any]:
+        """Return the result of the run."""
+        config = self.plan.config
+        final = last.final or last
+        metrics, new_clients = summary.final_metrics(final, self.roster)
+        result: dict[str, Any] = {
+            "algorithm": config.algorithm.name,
+            "dataset": self.plan.inputs.dataset,
+            "clients": len(self.agreement.members),
+            "rounds": last.round,
+            "seeds": list(config.seeds),
+            "plan_sha256": self.plan.digest,
+            "metrics": metrics,
+        }
+        if config.schedule.watches_validation:
+            result["selected"] = summary.selected(last, config.schedule.select)
+        if new_clients:
+            result["new_clients"] = new_clients
+        result["sites"] = summary.site_scores(final, self.roster)
+        result |= self.totals.record()
+        result |= {"engine": "sites", "device": "cpu"}
+        result["seconds"]["total"] = seconds
+        return result
+
+
+SERVING_FILE = "serving.json"
+"""What ``fedtailor serve`` tells the process of the round loop: the run, and the nodes of the sites."""
+APP_FILE = "app.json"
+"""Which process runs the round loop."""
+OUTCOME_FILE = "outcome.json"
+"""How it ended."""
+
+
+def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transport]) -> None:
+    """Run the round loop as ``fedtailor serve`` has asked for in ``serving.json``, and write how it ended.
+
+    Args:
+        folder: of the server.
+        make_transport: is given the node of every site by its number.
+    """
+    serving = read_object(folder / SERVING_FILE, within=folder)
+    submission = serving["submission"]
+    nodes: Mapping[str, str] = serving["nodes"]
+    write_whole(folder / APP_FILE, to_json({"submission": submission, "process": this_process()}) + "\n")
+
+    def connect(numbers: Mapping[str, int]) -> Transport:
+        missing = sorted(set(numbers) - set(nodes))
+        if missing:
+            message = f"site '{missing[0]}' takes part in this run and is no longer registered."
+            raise ConfigError(message, key="sites", allowed=", ".join(nodes), got=missing[0])
+        return make_transport({number: int(nodes[name]) for name, number in numbers.items()})
+
+    outcome: dict[str, Any] = {"submission": submission}
+    try:
+        outcome["result"] = serve_rounds(folder, folder / RUNS / str(serving["run"]), connect)
+    except FedtailorError as error:
+        outcome["error"] = error.as_record()
+    except Exception as error:
+        outcome["error"] = {"kind": "run", "message": f"unexpected {describe_error(error)}"}
+        raise
+    finally:
+        if len(outcome) > 1:
+            write_whole(folder / OUTCOME_FILE, to_json(outcome) + "\n")

@@ -1,0 +1,156 @@
+"""The data of one site: what it says of them before a run, and the federation of one in which its programs run.
+
+A site's examples come in the order, and are divided into training, validation and test examples by the rule, of a
+simulation that reads the data of all sites from one folder. So both give the same bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fedtailor.core.errors import DataError
+from fedtailor.core.federation import Federation, Split
+from fedtailor.core.task import Task
+from fedtailor.data.dataset import Dataset, Normalization
+from fedtailor.data.division import split_client
+from fedtailor.data.grouping import split_by_groups
+from fedtailor.data.input_specification import InputSpecification
+from fedtailor.data.moments import Moments, moments_of
+from fedtailor.data.options import DataOptions
+from fedtailor.data.own.read import load_own
+from fedtailor.data.split import ClientRows, split_digest, to_records
+from fedtailor.data.tensors import tables
+from fedtailor.deployment.options import SiteOptions
+from fedtailor.serving.site_data import SiteData, load_site
+
+
+class PreparedData(NamedTuple):
+    """A site's examples as inputs of the model, and their division."""
+
+    site: SiteData
+    rows: ClientRows
+    digest: str
+    """SHA-256 of examples, labels and division."""
+
+
+def options_of(options: SiteOptions, data: DataOptions, folder: Path) -> DataOptions:
+    """Return ``[data]`` with what the site sets for itself."""
+    path = os.path.expanduser(options.data)
+    if ":" not in path and not os.path.isabs(path):
+        path = str(folder / path)
+    return dataclasses.replace(data, path=path, label_column=options.label_column, group=options.group)
+
+
+def read_dataset(options: SiteOptions, data: DataOptions, folder: Path) -> Dataset:
+    """Read a site's data as they are, before anything is known of other sites.
+
+    Raises:
+        DataError: the data cannot be read, or are of several sites.
+    """
+    own = options_of(options, data, folder)
+    dataset = load_own(own.path, own)
+    if len(dataset.domain_names) > 1:
+        names = ", ".join(dataset.domain_names[:5])
+        what = f"{len(dataset.domain_names)} sites ({names})"
+        message = f"'{own.path}' holds {what}: give the folder or the table of one."
+        raise DataError(message, key="site.data", path=own.path, allowed=1, got=len(dataset.domain_names))
+    return dataset
+
+
+def describe_dataset(dataset: Dataset) -> dict[str, Any]:
+    """Return what all sites must agree on, ready for JSON: no example, and no number of examples."""
+    raw = dataset.raw
+    return {
+        "kind": "images" if dataset.x.ndim == 4 else "table",
+        "shape": list(dataset.input_shape),
+        "stored": "uint8" if dataset.x.dtype == np.uint8 else "float32",
+        "white": dataset.white,
+        "mean": list(dataset.normalize.mean),
+        "std": list(dataset.normalize.std),
+        "classes": list(dataset.class_names),
+        "has_test": dataset.num_official_train < len(dataset.y),
+        "columns": None if raw is None else [column.name for column in raw.columns],
+    }
+
+
+def divide_site(
+    count: int, num_official_train: int, groups: np.ndarray | None, data: DataOptions, seed: int
+) -> ClientRows:
+    """Return the training, validation and test examples of a site, as a simulation divides those of a client."""
+    positions = np.arange(count)
+    if groups is None:
+        return split_client(positions, data, seed, num_official_train)
+    return split_by_groups(positions, groups, data, seed, {}, num_official_train)
+
+
+def prepare(
+    options: SiteOptions, data: DataOptions, inputs: InputSpecification, seed: int, folder: Path
+) -> PreparedData:
+    """Read a site's data as inputs of the model, and divide them.
+
+    Raises:
+        DataError: the data cannot be read, or do not fit the model.
+    """
+    own = options_of(options, data, folder)
+    site = load_site(own.path, inputs, label_column=own.label_column, group=own.group)
+    rows = divide_site(len(site.y), site.num_train, site.groups, data, seed)
+    return PreparedData(site, rows, _digest(site, rows))
+
+
+def federation_of_one(
+    prepared: PreparedData, inputs: InputSpecification, task: Task, number: int, population: int
+) -> Federation:
+    """Return a federation in which only the site with this number has data.
+
+    Args:
+        prepared: the site's data.
+        inputs: of the model.
+        task: of the site.
+        number: of the site.
+        population: number of sites that can take part in training.
+    """
+    site = prepared.site
+    normalize = Normalization(tuple(inputs.mean.tolist()), tuple(inputs.std.tolist()))
+    dataset = Dataset(
+        name=site.name,
+        x=site.x,
+        y=site.y,
+        num_classes=inputs.num_classes,
+        normalize=normalize,
+        white=inputs.white,
+    )
+    x, scale = tables(dataset, normalize)
+    nothing = torch.empty(0, dtype=torch.int64)
+    empty = Split(nothing, nothing, nothing)
+    own = Split(*map(torch.from_numpy, prepared.rows))
+    return Federation(
+        x=x,
+        y=torch.from_numpy(site.y),
+        splits=[*([empty] * number), own],
+        common_task=Task(task.model, task.num_classes, task.input_shape),
+        num_new=max(number + 1 - population, 0),
+        scale=scale,
+    )
+
+
+def counts_of(prepared: PreparedData, num_classes: int) -> list[int]:
+    """Return the number of training examples of every class."""
+    found: list[int] = np.bincount(prepared.site.y[prepared.rows.train], minlength=num_classes).tolist()
+    return found
+
+
+def moments(prepared: PreparedData) -> Moments:
+    """Return mean and deviation of the training examples, per feature or channel."""
+    return moments_of(prepared.site.x, prepared.rows.train)
+
+
+def _digest(site: SiteData, rows: ClientRows) -> str:
+    """Return the SHA-256 of what a site trains and tests with."""
+    dataset = Dataset(name="", x=site.x, y=site.y, num_classes=int(site.y.max(initial=0)) + 1)
+    return split_digest(to_records([rows]), 0, [dataset.digest])

@@ -1,0 +1,235 @@
+"""The personal models of a site: a folder for every version, of which one is in use.
+
+A version is the folder of a run with one client, so everything that takes a run takes it: ``predict``, ``export``.
+``model`` is a link to the version in use.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedtailor.core.atomic import synchronize_folder, unwritable
+from fedtailor.core.codec import encode
+from fedtailor.core.errors import DataError
+from fedtailor.data.input_specification import write_input_specification
+from fedtailor.data.split import split_digest, to_records
+from fedtailor.deployment.plan import Plan
+from fedtailor.deployment.site_data import PreparedData, counts_of
+from fedtailor.experiment.config import to_toml
+from fedtailor.experiment.model_card import model_card
+from fedtailor.experiment.provenance import describe
+from fedtailor.experiment.records import Run as RunRecords
+from fedtailor.experiment.records import RunFolder, holds_run, read_run
+
+IN_USE = "model"
+"""The link to the version in use."""
+_FOLDER = "models"
+_NAME = re.compile(r"(\d{4,})")
+
+
+class ModelVersion(NamedTuple):
+    """A version of a site's personal model."""
+
+    number: int
+    path: Path
+    in_use: bool
+
+
+def versions(folder: Path) -> list[ModelVersion]:
+    """Return the versions of a site's model, the oldest first."""
+    place = folder / _FOLDER
+    used = _used(folder)
+    found = []
+    for path in sorted(place.iterdir()) if place.is_dir() else []:
+        if _NAME.fullmatch(path.name) and holds_run(path):
+            found.append(ModelVersion(int(path.name), path, path.name == used))
+    return sorted(found)
+
+
+def use(folder: Path, number: int) -> ModelVersion:
+    """Put a version of the model in use.
+
+    Raises:
+        DataError: there is no such version.
+        RunError: the link cannot be made.
+    """
+    known = versions(folder)
+    chosen = next((each for each in known if each.number == number), None)
+    if chosen is None:
+        allowed = ", ".join(str(each.number) for each in known) or "none"
+        message = f"there is no version {number} of the model; there are: {allowed}."
+        raise DataError(message, key="version", path=str(folder / _FOLDER), allowed=allowed, got=number)
+    link = folder / IN_USE
+    temporary = folder / f".{IN_USE}.{os.getpid()}.tmp"
+    try:
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(Path(_FOLDER) / chosen.path.name)
+        os.replace(temporary, link)
+        synchronize_folder(folder)
+    except OSError as reason:
+        raise unwritable(link, reason) from reason
+    return chosen._replace(in_use=True)
+
+
+def previous(folder: Path) -> ModelVersion:
+    """Return the version before the one in use.
+
+    Raises:
+        DataError: there is none.
+    """
+    known = versions(folder)
+    current = next((each.number for each in known if each.in_use), None)
+    older = [each for each in known if current is not None and each.number < current]
+    if not older:
+        message = "there is no version of the model before the one in use."
+        raise DataError(message, key="version", path=str(folder / _FOLDER))
+    return older[-1]
+
+
+def in_use(folder: Path) -> RunRecords:
+    """Return the version in use.
+
+    Raises:
+        DataError: there is no model yet, or a file is damaged.
+    """
+    if not (folder / IN_USE).exists():
+        message = f"'{folder}' has no model yet: it is made when a run ends."
+        raise DataError(message, path=str(folder / IN_USE), allowed="a model", got="none")
+    return read_run(folder / IN_USE)
+
+
+def write_version(
+    folder: Path,
+    personal: Any,
+    *,
+    name: str,
+    plan: Plan,
+    prepared: PreparedData,
+    number: int,
+    round: int,
+    participated: bool,
+    scores: dict[str, float],
+    calibration: dict[str, Any],
+) -> ModelVersion:
+    """Write a personal model and put it in use; a second answer to the same request replaces its version.
+
+    Args:
+        folder: of the site.
+        personal: the model.
+        name: of the site.
+        plan: of the run.
+        prepared: the site's data.
+        number: of the site.
+        round: after which the model was made.
+        participated: whether the server has ever used the site's work.
+        scores: on the site's test examples.
+        calibration: of the model.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    known = versions(folder)
+    again = [each for each in known if _made_by(each.path) == (plan.run, round)]
+    chosen = again[-1].number if again else max((each.number for each in known), default=0) + 1
+    place = folder / _FOLDER / f"{chosen:04d}"
+    unfinished = folder / _FOLDER / f".{place.name}.tmp"
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.parent.mkdir(mode=0o700, exist_ok=True)
+        _write_run(unfinished, personal, name, plan, prepared, number, round, participated, scores, calibration)
+        if place.exists():
+            shutil.rmtree(place)
+        os.replace(unfinished, place)
+        synchronize_folder(place.parent)
+    except OSError as reason:
+        raise unwritable(place, reason) from reason
+    return use(folder, chosen)
+
+
+def describe_version(version: ModelVersion) -> dict[str, Any]:
+    """Return what is known of a version, ready for JSON.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    run = read_run(version.path)
+    result = run.result or {}
+    scores = result.get("metrics", {}).get("personalized", {})
+    return {
+        "version": version.number,
+        "in_use": version.in_use,
+        "path": str(version.path),
+        "algorithm": str(result.get("algorithm", "")),
+        "created": str(run.provenance.get("created", "")),
+        "round": result.get("round"),
+        "accuracy": scores.get("accuracy"),
+    }
+
+
+def _write_run(
+    out: Path,
+    personal: Any,
+    name: str,
+    plan: Plan,
+    prepared: PreparedData,
+    number: int,
+    round: int,
+    participated: bool,
+    scores: dict[str, float],
+    calibration: dict[str, Any],
+) -> None:
+    """Write the folder of a run with one client."""
+    provenance = {**describe(), "site": {"run": plan.run, "plan_sha256": plan.digest, "round": round}}
+    folder = RunFolder.create(out, config=to_toml(plan.config), provenance=provenance)
+    clients = to_records([prepared.rows])
+    is_new = number >= plan.population
+    with folder:
+        folder.write_split(
+            {
+                "dataset": prepared.site.name,
+                "split_sha256": split_digest(clients, int(is_new)),
+                "new_clients": int(is_new),
+                "client_names": [name],
+                "conditions": [],
+                "clients": clients,
+            }
+        )
+        write_input_specification(out, plan.inputs)
+        card = model_card(
+            personal,
+            config=plan.config,
+            algorithm=plan.algorithm,
+            inputs=plan.inputs,
+            dataset=prepared.site.name,
+            number=number,
+            new=is_new,
+            round=round,
+            participated=participated,
+            class_counts=counts_of(prepared, plan.inputs.num_classes),
+            scores=scores,
+            calibration=calibration,
+        )
+        folder.write_models([(name, encode(personal), card)])
+        method = plan.config.algorithm.name
+        result: dict[str, Any] = {"run": str(out), "algorithm": method, "site": name, "round": round}
+        if scores:
+            result["metrics"] = {"personalized": scores}
+        folder.finish(result)
+
+
+def _made_by(path: Path) -> tuple[str, int] | None:
+    """Return the run and the round of a version."""
+    try:
+        found = read_run(path).provenance.get("site", {})
+        return str(found["run"]), int(found["round"])
+    except (DataError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _used(folder: Path) -> str:
+    link = folder / IN_USE
+    return Path(os.readlink(link)).name if link.is_symlink() else ""

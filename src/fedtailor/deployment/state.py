@@ -1,0 +1,106 @@
+"""What a site keeps from round to round: one file per round, so that the server can say from which one to go on.
+
+A site trains from the version that the server names, and keeps that one beside the new one. So a lost answer, a request
+that comes twice, a round whose upload is left out, and a server that goes back to its last checkpoint need no other
+rule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from fedtailor.core.atomic import discard, unwritable, write_whole
+from fedtailor.core.codec import decode, encode
+from fedtailor.core.errors import DataError
+from fedtailor.core.reading import damaged, read_file
+from fedtailor.core.tree import Tree
+
+_NAME = re.compile(r"round-(\d{6,9})-(\d{2,4})-([0-9a-f]{16})\.safetensors")
+_LARGEST = 2**33
+"""Bytes of a state."""
+
+
+class Version(NamedTuple):
+    """The round, and the attempt at it, that left a state."""
+
+    round: int
+    attempt: int
+
+
+class SiteState:
+    """The states of one site in one run, in a folder."""
+
+    def __init__(self, folder: Path, *, modules: Collection[str]) -> None:
+        """Use a folder, which is made when the first state is written.
+
+        Args:
+            folder: of this run.
+            modules: whose NamedTuples a state may hold, see :func:`fedtailor.core.codec.decode`.
+        """
+        self.folder = folder
+        self._modules = modules
+
+    def save(self, version: Version, state: Tree) -> None:
+        """Write a state; when this returns, it survives a crash of the machine.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        raw = encode(state, modules=self._modules)
+        digest = hashlib.sha256(raw).hexdigest()[:16]
+        name = f"round-{version.round:06d}-{version.attempt:02d}-{digest}.safetensors"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as reason:
+            raise unwritable(self.folder, reason) from reason
+        older = [path for path, found, _ in self._files() if found == version and path.name != name]
+        write_whole(self.folder / name, raw)
+        for path in older:
+            discard(path)
+
+    def load(self, version: Version) -> Tree:
+        """Return a state with the bits that were saved.
+
+        Raises:
+            DataError: it is not there, or damaged.
+        """
+        for path, found, digest in self._files():
+            if found == version:
+                raw = read_file(path, limit=_LARGEST, within=self.folder)
+                if hashlib.sha256(raw).hexdigest()[:16] != digest:
+                    raise damaged(path, "its SHA-256 is not the one in its name")
+                return decode(raw, modules=self._modules)
+        kept = ", ".join(str(found.round) for _, found, _ in sorted(self._files())) or "none"
+        raise DataError(
+            f"the server wants to go on from round {version.round}, and this site has kept the states of rounds "
+            f"{kept}. A new run ('fedtailor serve' in a new folder) begins again.",
+            path=str(self.folder),
+            allowed=kept,
+            got=version.round,
+        )
+
+    def keep(self, versions: Iterable[Version]) -> None:
+        """Remove all other states."""
+        kept = set(versions)
+        for path, found, _ in self._files():
+            if found not in kept:
+                discard(path)
+
+    def versions(self) -> list[Version]:
+        """Return the versions that are kept, the oldest first."""
+        return sorted(found for _, found, _ in self._files())
+
+    def _files(self) -> list[tuple[Path, Version, str]]:
+        """Return every state's file, version and digest."""
+        found = []
+        names = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+        for path in names:
+            match = _NAME.fullmatch(path.name)
+            if match is not None:
+                version = Version(int(match.group(1)), int(match.group(2)))
+                found.append((path, version, match.group(3)))
+        return found

@@ -1,0 +1,67 @@
+"""The card of a personal model: what it is, of whom, and how well it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedtailor.core import tree
+from fedtailor.core.algorithm import Algorithm
+from fedtailor.core.per_example import holds_examples
+from fedtailor.data.input_specification import InputSpecification
+from fedtailor.experiment.config import Config
+
+
+def model_card(
+    personal: tree.Tree,
+    *,
+    config: Config,
+    algorithm: Algorithm[Any, Any, Any],
+    inputs: InputSpecification,
+    dataset: str,
+    number: int,
+    new: bool,
+    round: int,
+    participated: bool,
+    class_counts: Sequence[int],
+    scores: Mapping[str, float],
+    calibration: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the card of a personal model, ready for JSON.
+
+    Args:
+        personal: the model.
+        config: of the run.
+        algorithm: that made the model.
+        inputs: of the model.
+        dataset: name of the client's data.
+        number: of the client.
+        new: whether the client never takes part in training.
+        round: after which the model was made.
+        participated: whether the client's work was used at least once.
+        class_counts: training examples of the client by class.
+        scores: on the client's test examples; empty if it has none.
+        calibration: what :func:`fedtailor.simulation.calibration.calibrate` found.
+    """
+    model_names = (config.model.name, *config.model.others)
+    return {
+        "number": number,
+        "new": new,
+        "algorithm": config.algorithm.name,
+        "model": model_names[number % len(model_names)],
+        "dataset": dataset,
+        "seed": config.seeds[0],
+        "round": round,
+        "adaptation": algorithm.adaptation_summary(new=new),
+        "participated": participated,
+        "holds_examples": holds_examples(personal),
+        "input_shape": list(inputs.shape),
+        "num_classes": inputs.num_classes,
+        "class_names": list(inputs.class_names),
+        "class_counts": list(class_counts),
+        "scores": dict(scores),
+        "calibration": dict(calibration),
+        "inputs": "../inputs.json",
+        "inputs_sha256": inputs.digest,
+        "tensors": {path: list(leaf.shape) for path, leaf in tree.paths(personal).items()},
+    }

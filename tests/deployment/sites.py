@@ -1,0 +1,141 @@
+"""Sites in this process: their folders, a transport that is a function call, and the simulation of the same."""
+
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+import fedtailor
+from fedtailor.core.atomic import to_json
+from fedtailor.deployment.envelope import from_bytes, to_bytes
+from fedtailor.deployment.server import serve_rounds
+from fedtailor.deployment.site import open_site
+from fedtailor.deployment.transport import SiteFailure
+
+NAMES = ("clinic", "hospital", "practice")
+VALUES = {
+    "algorithm": {"name": "fedavg"},
+    "model": {"name": "mlp"},
+    "training": {"epochs": 1, "batch_size": 16},
+    "federation": {"rounds": 3},
+    "evaluation": {"every": 2},
+}
+
+
+class FunctionTransport:
+    """A transport in this process; every message becomes bytes on its way."""
+
+    def __init__(self, answers):
+        """Take a function from request to answer by the number of the site."""
+        self.answers = answers
+        self.arrived = []
+        self.sent = []
+        self.received = []
+
+    def send(self, requests):
+        """Ask the sites at once."""
+        for client, request in requests.items():
+            raw = to_bytes(request)
+            self.sent.append((client, from_bytes(raw)))
+            answer = self.answers[client](from_bytes(raw))
+            if answer is None:
+                continue
+            if not isinstance(answer, SiteFailure):
+                answer = from_bytes(to_bytes(answer))
+                self.received.append((client, answer))
+            self.arrived.append((client, answer))
+
+    def receive(self, seconds):
+        """Return what has arrived, the last site first."""
+        arrived = self.arrived[::-1]
+        self.arrived = []
+        return arrived
+
+    def forget(self):
+        """Drop what has arrived."""
+        self.arrived = []
+
+    def online(self):
+        """Return all sites."""
+        return set(range(len(self.answers)))
+
+
+def divide_digits(names=NAMES, rows=60):
+    """Return images and labels of every site: digits, of other classes at every site."""
+    digits = load_digits()
+    order = np.argsort(digits.target % 4, kind="stable")
+    parts = np.array_split(order[:: max(len(order) // (rows * len(names)), 1)], len(names))
+    images = digits.images.astype(np.uint8) * 15
+    return {name: (images[part], digits.target[part]) for name, part in zip(names, parts, strict=True)}
+
+
+def write_arrays(folder, x, y):
+    """Write the data of a site as arrays."""
+    folder.mkdir(parents=True)
+    names = np.array([str(label) for label in range(10)])
+    np.savez(folder / "train.npz", x=x, y=y, class_names=names)
+
+
+@dataclass
+class World:
+    """A server, its sites, and the folder in which the data of all sites lie together."""
+
+    path: object
+    names: tuple = NAMES
+    new: tuple = ()
+    values: dict = field(default_factory=lambda: VALUES)
+    site: dict = field(default_factory=dict)
+
+    def write(self, write_data):
+        """Write all folders; ``write_data(folder, name)`` writes the data of one site."""
+        for name in self.names:
+            write_data(self.path / "all" / name, name)
+            own = self.path / "sites" / name
+            write_data(own / "data" / name, name)
+            options = {"name": name, "data": "data", **self.site}
+            lines = [f"{key} = {json.dumps(value)}" for key, value in options.items()]
+            (own / "site.toml").write_text("\n".join(lines) + "\n")
+        server = self.path / "server"
+        server.mkdir()
+        config = fedtailor.make_config(self.values)
+        del config
+        (server / "federation.toml").write_text(_toml(self.values))
+        sites = [{"name": name, "key": f"key of {name}", "new": name in self.new} for name in self.names]
+        (server / "sites.json").write_text(to_json({"sites": sites}))
+        return self
+
+    @property
+    def order(self):
+        """The names in the order of their numbers."""
+        return sorted(self.names, key=lambda name: (name in self.new, name))
+
+    def open(self):
+        """Return the sites by number."""
+        return [open_site(self.path / "sites" / name) for name in self.order]
+
+    def serve(self, make=None, run="0001"):
+        """Run or resume; ``make(sites)`` makes the transport. Returns the result."""
+        self.transport = (make or self.transport_of)(self.open())
+        return serve_rounds(self.path / "server", self.path / "server" / "runs" / run, lambda numbers: self.transport)
+
+    @staticmethod
+    def transport_of(sites):
+        """Return the plain transport."""
+        return FunctionTransport([site.answer for site in sites])
+
+    def simulate(self, **changes):
+        """Run the simulation with the data of all sites, and return its folder."""
+        data = {"path": str(self.path / "all"), **self.values.get("data", {})}
+        if self.new:
+            data["new_clients"] = sorted(self.new)
+        values = {**{key: value for key, value in self.values.items() if key != "deploy"}, "data": data, **changes}
+        out = self.path / "simulation"
+        fedtailor.run(fedtailor.make_config({**values, "engine": {"name": "reference"}}), out=out)
+        return out
+
+
+def _toml(values):
+    import tomli_w
+
+    return tomli_w.dumps(values)
