@@ -10,8 +10,18 @@ from contract.test_any_federation import VARIANTS
 from fedtailor.core import tree
 from fedtailor.core.adaptation import describe
 from fedtailor.core.algorithm import Algorithm
+from fedtailor.core.codec import decode, encode
 from fedtailor.core.federation import Cohort
-from fedtailor.core.message import Each, Mean, Sum
+from fedtailor.core.message import Each, Mean, Sum, problem_with, reduce_field
+from fedtailor.core.packing import (
+    download_bytes,
+    pack_download,
+    pack_upload,
+    packed_bytes,
+    unpack_download,
+    unpack_upload,
+    upload_bytes,
+)
 from fedtailor.core.rng import new_key
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
@@ -49,6 +59,7 @@ def test_bytes_are_those_of_the_leaves(algorithm, model):
     trace = oracle(algorithm, model)
     for report in trace.reports:
         count = 0
+        bits = 0
         for client in report.cohort:
             weights = {}
             for name, entry in trace.of("train")[report.round, client][1].items():
@@ -60,11 +71,45 @@ def test_bytes_are_those_of_the_leaves(algorithm, model):
                     assert rows > 0
                 if isinstance(entry, Mean) and field.weight != "equal":
                     weights[field.weight] = entry.weight.numel()
+                if isinstance(entry, Sum) and not isinstance(mask, tuple):
+                    bits += math.ceil(mask.numel() / 8)
             count += sum(weights.values())
-        assert report.bytes_up == 4 * count
+        assert report.bytes_up == 4 * count + bits
         down = [math.prod(shape) for f in declared.values() if f.down for shape in f.leaf_shapes().values()]
         packed = [math.comb(f.shapes[0], 2) for f in declared.values() if f.down and f.kind == "covariance"]
         assert report.bytes_down == 4 * (sum(down) - sum(packed)) * len(report.cohort)
+
+
+@cases("travelling", models=("mlp", "cnn"))
+def test_what_travels_has_the_same_bits_and_the_bytes_that_are_counted(algorithm, model):
+    federation = small_federation(model)
+    one = build(algorithm)
+    messages = one.messages(one.bind(federation.common_task))
+    modules = ["fedtailor"]
+    no_evaluation = {"evaluate_every": 0, "personalized_every": 0, "class_means": False}
+    trace = run(one, Reference(), federation, rounds=1, **no_evaluation)
+    uploads = {client: output[1] for (_, client), output in trace.of("train").items()}
+    arrived = {}
+    for client, upload in uploads.items():
+        packed = pack_upload(upload, messages)
+        assert packed_bytes(packed) == upload_bytes(upload, messages)
+        arrived[client] = unpack_upload(decode(encode(packed)), messages)
+        assert problem_with(arrived[client], messages, int(federation.info(client).num_train)) is None
+    assert trace.reports[0].bytes_up == sum(upload_bytes(upload, messages) for upload in uploads.values())
+    for name in next(iter(uploads.values())):
+        reduced = [reduce_field({client: each[name] for client, each in all.items()}) for all in (uploads, arrived)]
+        assert type(reduced[0].value) is type(reduced[1].value)
+        assert_same_bits(*reduced)
+
+    shared = one.broadcast(trace.reports[0].state.server, Cohort(torch.arange(3), 7, 2, 2))
+    packed = pack_download(shared, messages)
+    per_client = one.init_per_client(federation.common_task, federation.info(0), new_key(0))
+    sent = packed_bytes(packed) + packed_bytes(per_client)
+    assert sent == download_bytes(messages) == download_bytes(messages, shared)
+    found = unpack_download(decode(encode(packed, modules=modules), modules=modules), messages)
+    assert structure(found) == structure(shared)
+    assert_same_bits(found, shared)
+    assert [leaf.stride() for leaf in tree.leaves(found)] == [leaf.stride() for leaf in tree.leaves(shared)]
 
 
 @cases("steps")

@@ -14,12 +14,11 @@ from fedtailor.core.message import (
     Mean,
     Reduced,
     Sum,
-    download_bytes,
     problem_with,
     reduce_field,
     spread,
-    upload_bytes,
 )
+from fedtailor.core.packing import download_bytes, upload_bytes
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -327,9 +326,13 @@ def test_a_covariance_per_class_is_checked_matrix_by_matrix():
 
 
 def test_bytes_of_an_upload():
-    """Rows of weight 0 are not sent; a symmetric matrix is half; each kind of weight is sent once."""
+    """Rows of weight 0 are not sent; a symmetric matrix is half; each kind of weight is sent once.
+
+    Bits say which rows of a sum are there.
+    """
     model, means, covariance, rows, head = 8, 2 * 3, 6, 2 * 2, 2
-    assert upload_bytes(sound(), MESSAGES) == 4 * (model + means + covariance + rows + head + 1 + 4)
+    bits = 1
+    assert upload_bytes(sound(), MESSAGES) == 4 * (model + means + covariance + rows + head + 1 + 4) + bits
 
 
 def test_bytes_of_weights():

@@ -167,7 +167,8 @@ def test_what_is_sent(recorder):
     present = [len(set(labels)) for labels in harness.LABELS]
     assert present == [3, 2]
     assert recorder.reports[0].bytes_down == 4 * 2 * (body + 2 * V * harness.CLASSES)
-    assert recorder.reports[0].bytes_up == 4 * (2 * body + 2 * V * sum(present))
+    masks = 2 * 2  # two sums of two clients: a bit for each class
+    assert recorder.reports[0].bytes_up == 4 * (2 * body + 2 * V * sum(present)) + masks
     assert set(recorder.visit(1, "train", 0).shared.body) == set(recorder.visit(1, "train", 0).output[1]["body"].value)
 
 
@@ -175,7 +176,7 @@ def test_without_bodies_the_class_gaussians_alone_are_sent(recorder):
     federation = harness.make_federation()
     recorder.run(FedCR(training=TRAINING, latent_dim=V, aggregate_body=False), federation, rounds=1)
     assert recorder.reports[0].bytes_down == 4 * 2 * 2 * V * harness.CLASSES
-    assert recorder.reports[0].bytes_up == 4 * 2 * V * 5
+    assert recorder.reports[0].bytes_up == 4 * 2 * V * 5 + 2 * 2
 
 
 def test_the_presets_are_what_they_say():

@@ -289,7 +289,7 @@ class FedLDA(Algorithm[ServerState, ClientState | tuple[()], Personal]):
         covariance = gaussian.blend(local, shared.covariance, rate)
         fit = gaussian.feature_fit(features.x, features.y, features.weight, means, covariance, self.shrinkage)
         dtype = shared.means.dtype
-        return Refreshed(means.to(dtype), covariance.to(dtype), fit)
+        return Refreshed(means.to(dtype), gaussian.symmetric(covariance.to(dtype)), fit)
 
     def _personal(self, body: Params, shared: ServerState, info: ClientInfo) -> Personal:
         """Combine the server's Gaussian with a prior; without examples all classes are equally likely."""

@@ -32,7 +32,7 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.algorithms._head_mixing import feature_statistics, measured, mixed, mixing_weights
+from fedtailor.algorithms._head_mixing import FeatureStatistics, feature_statistics, measured, mixed, mixing_weights
 from fedtailor.toolkit import (
     BODY,
     Adaptation,
@@ -128,7 +128,7 @@ class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
             "known": Field(kind="counts", shapes=(classes,), reduction="none"),
         }
         if self.combine_heads:
-            statistics = {"variance": (), "prior_means": means}
+            statistics = FeatureStatistics._make([(), means])
             fields["head"] = Field(kind="model", shapes=task.shapes("head"), reduction="each")
             fields["statistics"] = Field(kind="statistics", shapes=statistics, reduction="each", down=False)
         return fields

@@ -142,7 +142,7 @@ class FedSR(Algorithm[ServerState, tuple[()], FineTuned]):
         model = self.with_gaussian_layer(task).shapes(*ALL)
         return {
             "model": Field(kind="model", shapes=model),
-            "references": Field(kind="model", shapes={"mean": table, "raw": table, "scale": ()}),
+            "references": Field(kind="model", shapes=References._make([table, table, ()])),
         }
 
     def init_server(self, task: Task, key: Key) -> ServerState:

@@ -300,7 +300,7 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
         dtype = shared.means.dtype
         means = gaussian.blend(local_means, shared.means, beta[0])
         covariance = gaussian.blend(local_covariance, shared.covariance, beta[1])
-        return Blend(means.to(dtype), covariance.to(dtype), beta.to(dtype))
+        return Blend(means.to(dtype), gaussian.symmetric(covariance.to(dtype)), beta.to(dtype))
 
 
 def _personal(body: Params, blend: Blend, prior: Tensor) -> Personal:

@@ -58,7 +58,7 @@ class Field:
 
     kind: Literal["model", "class_means", "counts", "covariance", "confidence", "statistics"]
     shapes: Shapes
-    """Shape of the value: a tuple, or a mapping of tuples by name."""
+    """Shape of the value: a tuple, or a mapping or NamedTuple of shapes. The value has the same containers."""
     reduction: Literal["mean", "sum", "each", "none"] = "mean"
     """How the server sees uploads of the field; ``none``: it is only sent down."""
     weight: Literal["num_train", "class_counts", "own", "equal"] = "num_train"
@@ -205,6 +205,19 @@ def _problem_with_upload(upload: Any, messages: Messages, num_train: int | None)
         problem = _problem_with_entry(name, entry, messages[name], num_train)
         if problem is not None:
             return problem
+    return _problem_between_weights(upload, messages)
+
+
+def _problem_between_weights(upload: Upload, messages: Messages) -> Problem | None:
+    """Return what is wrong if fields of one kind of weight have different weights: the weight is sent once."""
+    first: dict[str, tuple[str, Tensor]] = {}
+    for name, entry in upload.items():
+        kind = messages[name].weight
+        if not isinstance(entry, Mean) or kind in ("own", "equal"):
+            continue
+        other, weight = first.setdefault(kind, (name, entry.weight))
+        if entry.weight.dtype != weight.dtype or not torch.equal(entry.weight, weight):
+            return Problem("weight", name, f"weight differs from that of '{other}', which is of the same kind")
     return None
 
 
@@ -219,11 +232,31 @@ def _problem_with_entry(name: str, entry: Mean | Sum | Each, field: Field, num_t
         return Problem("leaves", name, str(error))
     if set(leaves) != set(shapes) or len(leaves) != len(tree.leaves(entry.value)):
         return Problem("leaves", name, f"leaves {sorted(leaves)} instead of {sorted(shapes)}")
+    text = _fault_of_containers(entry.value, field.shapes)
+    if text:
+        return Problem("leaves", name, text)
     for path, leaf in leaves.items():
         problem = _problem_with_leaf(name, path, leaf, shapes[path], field)
         if problem is not None:
             return problem
     return _problem_with_weight(name, entry, field, num_train)
+
+
+def _fault_of_containers(value: tree.Tree, shapes: Shapes) -> str:
+    """Return in what the containers of a value, which the server's arithmetic gets, differ from the declaration."""
+    if isinstance(shapes, Mapping):
+        if not isinstance(value, Mapping) or set(value) != set(shapes):
+            return f"sent as {type(value).__name__}, declared as a mapping with the keys {list(shapes)}"
+        faults = [_fault_of_containers(value[key], shapes[key]) for key in shapes]
+    elif hasattr(shapes, "_fields"):
+        if type(value) is not type(shapes):
+            return f"sent as {type(value).__name__}, declared as {type(shapes).__name__}"
+        faults = [_fault_of_containers(part, shape) for part, shape in zip(value, shapes, strict=True)]
+    elif not isinstance(value, Tensor):
+        return f"sent as {type(value).__name__}, declared as a tensor"
+    else:
+        return ""
+    return next(filter(None, faults), "")
 
 
 def _problem_with_leaf(name: str, path: str, leaf: Tensor, shape: tuple[int, ...], field: Field) -> Problem | None:
@@ -305,26 +338,6 @@ def _are_covariances(matrices: Tensor) -> bool:
     return bool((torch.linalg.cholesky_ex(matrices + tolerance * identity).info == 0).all())
 
 
-def upload_bytes(upload: Upload, messages: Messages) -> int:
-    """Return the bytes of an upload: rows that are not sent do not count, symmetric matrices count packed."""
-    scalars = 0
-    weights: dict[str, int] = {}
-    for name, entry in upload.items():
-        field = messages[name]
-        if isinstance(entry, Mean) and field.weight != "equal":
-            weights[field.weight if field.weight != "own" else name] = entry.weight.numel()
-        mask = _weight_of(entry)
-        for leaf in tree.leaves(entry.value):
-            share = float((mask > 0).double().mean())
-            scalars += round(_scalars(field.kind, tuple(leaf.shape)) * share)
-    return BYTES_PER_SCALAR * (scalars + sum(weights.values()))
-
-
-def download_bytes(messages: Messages) -> int:
-    """Return the bytes of a download."""
-    return BYTES_PER_SCALAR * sum(field.scalars() for field in messages.values() if field.down)
-
-
 def _scalars(kind: str, shape: tuple[int, ...]) -> int:
     if kind == "covariance":
         d = shape[-1]
@@ -333,9 +346,10 @@ def _scalars(kind: str, shape: tuple[int, ...]) -> int:
 
 
 def _flatten_shapes(shapes: Shapes, prefix: str) -> dict[str, tuple[int, ...]]:
-    if isinstance(shapes, Mapping):
+    parts = shapes._asdict() if hasattr(shapes, "_fields") else shapes
+    if isinstance(parts, Mapping):
         result: dict[str, tuple[int, ...]] = {}
-        for name, inner in shapes.items():
+        for name, inner in parts.items():
             result.update(_flatten_shapes(inner, f"{prefix}/{name}" if prefix else str(name)))
         return result
     return {prefix: tuple(shapes)}

@@ -78,8 +78,8 @@ def _norm(entry: Mean, sent: tree.Tree | None) -> float:
     """Return the length of a change."""
     weight = sending_weight(entry)
     old = _paths(sent)
-    squares = [
-        float(_change(leaf, old.get(path), spread(weight, leaf)).square().sum())
+    squares = [  # flattened: the order of addition must not depend on how a leaf lies in memory
+        float(_change(leaf, old.get(path), spread(weight, leaf)).flatten().square().sum())
         for path, leaf in tree.paths(entry.value).items()
     ]
     return math.sqrt(sum(squares))

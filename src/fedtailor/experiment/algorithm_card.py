@@ -13,7 +13,8 @@ from fedtailor.core import tree
 from fedtailor.core.adaptation import describe
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.federation import ClientInfo
-from fedtailor.core.message import BYTES_PER_SCALAR, Field, Messages, download_bytes
+from fedtailor.core.message import BYTES_PER_SCALAR, Field, Messages
+from fedtailor.core.packing import bytes_of_rows, download_bytes
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import ALL, TRAINED, Task
 
@@ -77,13 +78,27 @@ def _parts(state: Any, task: Task, otherwise: str) -> list[str]:
 def most_bytes_up(messages: Messages, task: Task) -> int:
     """Return the bytes of an upload with as many rows as its declaration allows; a method may send fewer."""
     of_weights = BYTES_PER_SCALAR * sum(numbers for _, numbers, _ in weights_sent(messages, task))
-    return of_weights + sum(field_bytes(field) for field in messages.values() if field.reduction != "none")
+    return of_weights + sum(field_bytes(field, task) for field in messages.values() if field.reduction != "none")
 
 
-def field_bytes(field: Field) -> int:
-    """Return the bytes of a field in an upload, with as many rows as its declaration allows."""
+def field_bytes(field: Field, task: Task) -> int:
+    """Return the bytes of a field in an upload, with as many rows as its declaration allows.
+
+    A sum of which rows may be left out holds a bit for every row too, which says whether the row is there.
+    """
     numbers = field.scalars()
-    return BYTES_PER_SCALAR * (numbers * field.rows // _all_rows(field) if field.rows else numbers)
+    if field.rows:
+        numbers = numbers * field.rows // _all_rows(field)
+    mask = 0
+    if field.reduction == "sum" and may_leave_out_rows(field, task):
+        mask = bytes_of_rows((task.num_classes,))
+    return BYTES_PER_SCALAR * numbers + mask
+
+
+def may_leave_out_rows(field: Field, task: Task) -> bool:
+    """Return whether a site may send fewer rows of a field than its declaration allows."""
+    by_class = all(shape[:1] == (task.num_classes,) for shape in field.leaf_shapes().values())
+    return by_class and (field.reduction == "sum" or field.weight == "class_counts")
 
 
 def weights_sent(messages: Messages, task: Task) -> list[tuple[str, int, list[str]]]:

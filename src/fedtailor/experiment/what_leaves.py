@@ -15,12 +15,13 @@ from typing import Any, Literal, NamedTuple
 
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.federation import Federation, Split
-from fedtailor.core.message import BYTES_PER_SCALAR, Field, Messages, download_bytes
+from fedtailor.core.message import BYTES_PER_SCALAR, Field, Messages
+from fedtailor.core.packing import download_bytes
 from fedtailor.core.per_example import PerExample
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task
 from fedtailor.data.setup_messages import SetupField, setup_messages
-from fedtailor.experiment.algorithm_card import field_bytes, most_bytes_up, weights_sent
+from fedtailor.experiment.algorithm_card import field_bytes, may_leave_out_rows, most_bytes_up, weights_sent
 from fedtailor.experiment.assembly import PreparedRun
 
 Record = dict[str, Any]
@@ -148,12 +149,12 @@ def describe_leaving(
         "dataset": dataset,
         "classes": task.num_classes,
         "server_sees_single_sites": [field for field, spec in sent.items() if spec.reduction == "each"],
-        "up": [_field_up(field, spec) for field, spec in sent.items()],
+        "up": [_field_up(field, spec, task) for field, spec in sent.items()],
         "weights": _weights(messages, task),
         "down": [_field_down(field, spec) for field, spec in messages.items() if spec.down],
         "bytes": {"up": most_bytes_up(messages, task), "down": download_bytes(messages)},
         "tells": [_about(kind).tells for kind in _in_order(spec.kind for spec in sent.values())],
-        "rows_may_be_left_out": any(_may_leave_out_rows(spec, task) for spec in sent.values()),
+        "rows_may_be_left_out": any(may_leave_out_rows(spec, task) for spec in sent.values()),
         "in_the_words_of_the_method": _words_on_messages(type(algorithm)),
         "who_sends": _who_sends(schedule, algorithm),
         "robust": schedule.robust,
@@ -184,14 +185,14 @@ def page_of_parts(parts: PreparedRun, *, reported: Record | None = None, totals:
     )
 
 
-def _field_up(name: str, field: Field) -> Record:
+def _field_up(name: str, field: Field, task: Task) -> Record:
     """Return what is known of a field that sites send."""
     shapes = {path: list(shape) for path, shape in field.leaf_shapes().items()}
     return {
         "field": name,
         "kind": field.kind,
         "shapes": shapes,
-        "bytes": field_bytes(field),
+        "bytes": field_bytes(field, task),
         "reduction": field.reduction,
         "weight": field.weight if field.reduction == "mean" else None,
         "most_rows": field.rows or None,
@@ -202,12 +203,6 @@ def _field_down(name: str, field: Field) -> Record:
     """Return what is known of a field that sites receive."""
     shapes = {path: list(shape) for path, shape in field.leaf_shapes().items()}
     return {"field": name, "kind": field.kind, "shapes": shapes, "bytes": BYTES_PER_SCALAR * field.scalars()}
-
-
-def _may_leave_out_rows(field: Field, task: Task) -> bool:
-    """Return whether a site may send fewer rows of a field than its declaration allows."""
-    by_class = all(shape[:1] == (task.num_classes,) for shape in field.leaf_shapes().values())
-    return by_class and (field.reduction == "sum" or field.weight == "class_counts")
 
 
 def _about(kind: str) -> _Kind:

@@ -19,12 +19,11 @@ from fedtailor.core.message import (
     Mean,
     Reduced,
     Upload,
-    download_bytes,
     problem_with,
     reduce_field,
-    upload_bytes,
 )
 from fedtailor.core.metrics import Scores
+from fedtailor.core.packing import download_bytes, upload_bytes
 from fedtailor.core.robust import left_out_by_krum, reduce_robustly, sent_values
 from fedtailor.core.roster import Roster
 from fedtailor.core.schedule import Schedule
@@ -328,8 +327,8 @@ class _Server:
             hold=self.participation.min_clients > 1 or (self.everybody_trains and bool(self.uploaded)),
             rank=report.round == schedule.rounds,
         )
-        report.bytes_down += download_bytes(self.messages) * len(clients)
         shared = self.broadcast(report.round, report.cohort)
+        report.bytes_down += download_bytes(self.messages, shared) * len(clients)
         attempt = _Attempt(request, shared, clients, cohort, set(clients))
         self.asked.update(self._counting(attempt))
         return attempt

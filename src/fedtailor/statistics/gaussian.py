@@ -78,6 +78,14 @@ def covariance(
     return scatter.double() / (count.double() - 1.0).clamp_min(1.0) + offset + ridge * identity
 
 
+def symmetric(covariance: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:
+    """Return a covariance whose lower triangle mirrors the upper one in every bit, so that half of it can be sent.
+
+    The two differ by rounding where they were computed apart.
+    """
+    return covariance.triu() + covariance.triu(1).mT
+
+
 def shrink(covariance: Float[Tensor, "*batch d d"], amount: float = 1e-4) -> Float64[Tensor, "*batch d d"]:
     """Pull a covariance towards a multiple of the identity of the same trace; linear in the covariance."""
     matrix = covariance.double()
