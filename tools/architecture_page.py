@@ -168,6 +168,7 @@ COLUMNS = {
     "report": 0.0,
     "testing": 3.0,
     "serving": 2.0,
+    "deployment": 1.5,
     "experiment": 0.5,
     "data": 0.0,
     "models": 1.0,

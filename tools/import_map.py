@@ -13,7 +13,8 @@ SOURCE = ROOT / "src" / "fedtailor"
 
 LAYERS = (
     ("cli",),
-    ("papers", "testing", "serving"),
+    ("deployment", "papers", "testing"),
+    ("serving",),
     ("report",),
     ("experiment",),
     ("simulation", "models", "data", "algorithms"),
@@ -28,7 +29,8 @@ TORCH_FREE = frozenset({"core.errors", "core.options", "core.atomic", "core.read
 """Parts of core that import the standard library only, so that the command line starts without torch."""
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
-    "cli": frozenset({"papers", "report", "testing", "serving", "experiment", "data"}) | TORCH_FREE,
+    "cli": frozenset({"deployment", "papers", "report", "testing", "serving", "experiment", "data"}) | TORCH_FREE,
+    "deployment": frozenset({"serving", "experiment", "simulation", "models", "data", "algorithms", "core"}),
     "papers": frozenset({"report", "experiment", "models", "data", "algorithms"}) | TORCH_FREE,
     "testing": frozenset({"simulation", "models", "algorithms", "training", "core"}),
     "serving": frozenset({"experiment", "simulation", "models", "data", "algorithms", "core"}),

@@ -1,0 +1,1 @@
+"""Training across real sites: messages, supervised processes, keys, and the transport over Flower."""

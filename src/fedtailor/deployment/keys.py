@@ -1,0 +1,303 @@
+"""Keys and certificates: a certificate authority and server certificate for the server, a node key for each site.
+
+All keys are elliptic-curve keys (P-384). A certificate is valid from a day before it was made, because clocks differ.
+The package ``cryptography`` is imported when it is needed: it comes with the extra ``flower``.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from fedtailor.core.atomic import write_whole
+from fedtailor.core.errors import ConfigError, DataError, RunError
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+AUTHORITY_DAYS = 3650
+"""Days for which the certificate authority is valid."""
+SERVER_DAYS = 825
+"""Days for which a server certificate is valid; some systems accept no more."""
+LARGEST_PUBLIC_KEY = 4096
+"""Bytes of a file with a public key."""
+
+_KIND = "ecdsa-sha2-nistp384"
+
+
+class PublicKey(NamedTuple):
+    """The public key of a site."""
+
+    text: str
+    """In OpenSSH's form, without the comment."""
+    fingerprint: str
+    """As ``ssh-keygen -l`` prints it."""
+
+
+def make_server_keys(folder: Path, hosts: Sequence[str]) -> None:
+    """Make a certificate authority and a server certificate, as files of a folder.
+
+    ``ca.crt`` goes to the sites. ``ca.key``, ``server.pem`` and ``server.key`` stay on the server; the keys have the
+    mode 0600.
+
+    Args:
+        folder: is made if needed.
+        hosts: names and addresses under which sites reach the server; this machine's own are added.
+
+    Raises:
+        ConfigError: a host is not a name or an address.
+        RunError: one of the files exists, or ``cryptography`` is not installed.
+    """
+    _require_cryptography()
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    names = _alternative_names(hosts)
+    _refuse_existing(folder / "ca.crt", folder / "ca.key", folder / "server.pem", folder / "server.key")
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fedtailor certificate authority")])
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    certificate = (
+        _certificate(name, name, key.public_key(), AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(identifier, critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_private(folder / "ca.key", _private_text(key))
+    write_whole(folder / "ca.crt", _certificate_text(certificate))
+    _sign_server(folder, names, certificate, key)
+
+
+def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
+    """Replace the server's certificate and key by new ones of the same authority: nothing changes for the sites.
+
+    Raises:
+        ConfigError: a host is not a name or an address.
+        DataError: the files of the authority are damaged.
+        RunError: they are missing, or ``cryptography`` is not installed.
+    """
+    _require_cryptography()
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    names = _alternative_names(hosts)
+    certificate = _load_certificate(folder / "ca.crt")
+    path = folder / "ca.key"
+    try:
+        key = serialization.load_pem_private_key(_read(path), password=None)
+    except (ValueError, TypeError) as error:
+        raise DataError("this is not a private key without a password", path=str(path)) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        raise DataError("the authority's key and certificate do not belong together", path=str(path))
+    (folder / "server.key").unlink(missing_ok=True)
+    _sign_server(folder, names, certificate, key)
+
+
+def make_node_key(path: Path) -> PublicKey:
+    """Make the key of a site: a private key in OpenSSH's form with mode 0600, and ``PATH.pub`` for the server.
+
+    Raises:
+        RunError: one of the files exists, or ``cryptography`` is not installed.
+    """
+    _require_cryptography()
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    public_path = path.with_name(f"{path.name}.pub")
+    _refuse_existing(path, public_path)
+    key = ec.generate_private_key(ec.SECP384R1())
+    text = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write_private(path, text)
+    write_whole(public_path, public + b"\n")
+    return read_public_key(public_path)
+
+
+def read_public_key(path: Path) -> PublicKey:
+    """Read and check the public key of a site.
+
+    Raises:
+        DataError: the file is not one public key of the right kind.
+        RunError: it cannot be read, or ``cryptography`` is not installed.
+    """
+    _require_cryptography()
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+
+    content = _read(path, LARGEST_PUBLIC_KEY)
+    lines = [line for line in content.decode(errors="replace").splitlines() if line.strip()]
+    if len(lines) != 1:
+        raise DataError("the file must hold one public key, on one line", path=str(path), got=f"{len(lines)} lines")
+    kind, *rest = lines[0].split()
+    if kind != _KIND or not rest:
+        raise DataError("this is not the public key of a site", path=str(path), allowed=_KIND, got=kind[:60])
+    text = f"{kind} {rest[0]}"
+    try:
+        serialization.load_ssh_public_key(text.encode())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise DataError(f"the public key is damaged: {error}", path=str(path)) from error
+    digest = hashlib.sha256(base64.b64decode(rest[0])).digest()
+    return PublicKey(text, "SHA256:" + base64.b64encode(digest).decode().rstrip("="))
+
+
+def days_left(certificate: Path) -> float:
+    """Return the days until a certificate ends; negative if it has ended.
+
+    Raises:
+        DataError: the file is not a certificate.
+        RunError: it cannot be read, or ``cryptography`` is not installed.
+    """
+    _require_cryptography()
+    left = _load_certificate(certificate).not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    return float(left / datetime.timedelta(days=1))
+
+
+def _require_cryptography() -> None:
+    try:
+        import cryptography  # noqa: F401
+    except ImportError as error:
+        raise RunError(
+            "keys need the package cryptography; install it with: pip install 'fedtailor[flower]'"
+        ) from error
+
+
+def _sign_server(
+    folder: Path, names: x509.SubjectAlternativeName, authority: x509.Certificate, key: ec.EllipticCurvePrivateKey
+) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    server = ec.generate_private_key(ec.SECP384R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fedtailor server")])
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+    certificate = (
+        _certificate(subject, authority.subject, server.public_key(), SERVER_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(server.public_key()), critical=False)
+        .add_extension(issuer, critical=False)
+        .add_extension(names, critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    _write_private(folder / "server.key", _private_text(server))
+    write_whole(folder / "server.pem", _certificate_text(certificate))
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    from cryptography import x509
+
+    now = datetime.datetime.now(datetime.UTC)
+    day = datetime.timedelta(days=1)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - day)
+        .not_valid_after(now + days * day)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
+    from cryptography import x509
+
+    names: list[x509.GeneralName] = []
+    for host in dict.fromkeys([*hosts, "127.0.0.1", "localhost"]):
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            names.append(_dns_name(host))
+    return x509.SubjectAlternativeName(names)
+
+
+def _dns_name(host: str) -> x509.DNSName:
+    from cryptography import x509
+
+    labels = host.split(".")
+    plain = host.isascii() and len(host) <= 253
+    if not plain or not all(label.replace("-", "a").isalnum() and len(label) <= 63 for label in labels):
+        raise ConfigError("a host must be a name or an address, without a port", key="host", got=host[:253])
+    return x509.DNSName(host)
+
+
+def _private_text(key: ec.EllipticCurvePrivateKey) -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    return bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+
+
+def _certificate_text(certificate: x509.Certificate) -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    return bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def _load_certificate(path: Path) -> x509.Certificate:
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(_read(path))
+    except ValueError as error:
+        raise DataError("this is not a certificate in PEM form", path=str(path)) from error
+
+
+def _read(path: Path, largest: int = 1024**2) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(largest + 1)
+    except OSError as error:
+        raise RunError(f"cannot read the file: {error.strerror}", path=str(path)) from error
+    if len(content) > largest:
+        raise DataError(f"the file is too large for a key or a certificate, at most {largest} bytes", path=str(path))
+    return content
+
+
+def _refuse_existing(*paths: Path) -> None:
+    for path in paths:
+        if path.exists():
+            raise RunError("the file exists already, and a key is never overwritten", path=str(path))
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    """Write a new file that only this user may read, from its first byte on."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
