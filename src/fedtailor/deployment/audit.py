@@ -44,7 +44,7 @@ class Audit:
         """
         head = {key: envelope.head[key] for key in ("kind", "run", "round", "attempt") if key in envelope.head}
         blobs = {name: hashlib.sha256(blob).hexdigest() for name, blob in sorted(envelope.blobs.items())}
-        record = {
+        record: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "way": way,
             **head,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ class Exchange:
         self._transport.send(requests)
         self.attendance.waiting = dict.fromkeys(requests, time.time())
         answers: dict[int, Envelope | SiteFailure] = {}
-        quorum = max(needed, round(options.quorum * len(requests) + 0.499999))
+        quorum = max(needed, math.ceil(options.quorum * len(requests) - 1e-9))
         last_sent = start
         at_quorum: float | None = None
         while self._waiting(requests, answers):

@@ -178,12 +178,7 @@ class RemoteClients:
             return {}
 
         def belongs(client: int, answer: Envelope) -> bool:
-            asked = requests[client].head
-            if "refused" in answer.head:
-                return answer.head.get("kind") == asked["kind"]
-            expected = {"attempt": asked["options"]["attempt"]} if "attempt" in asked["options"] else {}
-            expected |= {key: asked[key] for key in ("kind", "run", "round", "client")}
-            return all(answer.head.get(key) == value for key, value in expected.items())
+            return _belongs(answer.head, requests[client].head)
 
         return self._exchange.ask(requests, needed=min(self._needed, len(requests)), accept=belongs)
 
@@ -263,6 +258,16 @@ class RemoteClients:
             raise DataError(f"{text}.", key="scores")
         found: Scores = scores
         return found
+
+
+def _belongs(answer: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    """Return whether an answer is one to a request, judged by the heads of both."""
+    if "refused" in answer:
+        return bool(answer.get("kind") == asked["kind"])
+    expected = {key: asked[key] for key in ("kind", "run", "round", "client")}
+    if "attempt" in asked["options"]:
+        expected["attempt"] = asked["options"]["attempt"]
+    return all(answer.get(key) == value for key, value in expected.items())
 
 
 def _numbers(value: Any) -> dict[str, Tensor]:

@@ -266,7 +266,7 @@ class _SiteRun:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.write_text(self.prepared.digest + "\n", encoding="ascii")
 
-    def _clients(self, base: Version | None, blobs: Mapping[str, bytes]) -> tuple[LocalClients, dict[str, Any]]:
+    def _clients(self, base: Version | None, blobs: Mapping[str, bytes]) -> tuple[LocalClients, dict[int, Any]]:
         """Return the site as a client of a simulation, in the state from which the server wants it to go on."""
         kept: dict[str, dict[int, Any]] = {"states": {}, "per_client": {}, "personal": {}, "trained": {}}
         if base is not None:

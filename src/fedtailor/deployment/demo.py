@@ -1,0 +1,143 @@
+"""The demonstration of sites: a server and three sites on this machine, with digits divided among them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtailor.core.atomic import write_whole
+from fedtailor.core.errors import RunError
+from fedtailor.core.reading import read_object
+from fedtailor.data.division import divide
+from fedtailor.data.options import DataOptions
+from fedtailor.deployment.federation_folder import FederationFolder
+from fedtailor.deployment.init import CERTIFICATE, KEYS, add_site, init_server, init_site
+from fedtailor.deployment.options import FEDERATION_FILE
+from fedtailor.experiment.records import refuse_existing
+
+SITES = ("clinic", "hospital", "practice")
+_SERVER = "server"
+_PARTITION = "dirichlet(alpha=0.5, min_size=100)"
+_EXPERIMENT = '''\
+seed = 0
+
+[algorithm]
+name = "pfedfda"
+
+[model]
+name = "mlp"
+
+[training]
+epochs = 2
+
+[federation]
+rounds = {rounds}
+
+[deploy]
+host = "localhost"
+port = {port}
+deadline = 120
+'''
+_STOP = 30.0
+"""Seconds that a process is given to stop."""
+
+
+def run_demo(folder: Path, *, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Start a server and three sites, train, stop them, and return the result of the run.
+
+    Args:
+        folder: to write; every site has its own folder in it, as it would on its own machine.
+        rounds: of training.
+        say: is told what happens.
+
+    Raises:
+        ConfigError: the folder is taken.
+        RunError: Flower is missing, or a process fails.
+    """
+    refuse_existing(folder)
+    _refuse_missing_flower()
+    folder.mkdir(parents=True, exist_ok=True)
+    server = prepare(folder, rounds=rounds, port=_free_port())
+    say(f"a server and {len(SITES)} sites, each with its own data and key: {', '.join(SITES)}")
+    with contextlib.ExitStack() as stack:
+        for name in SITES:
+            stack.enter_context(_command(["site", "start", str(folder / name)], folder / f"{name}.log"))
+        say("the sites are starting; the server waits for them")
+        run = [sys.executable, "-m", "fedtailor", "serve", str(server)]
+        done = subprocess.run(run, check=False)
+    if done.returncode == 130 or done.returncode == 6:
+        raise KeyboardInterrupt
+    if done.returncode != 0:
+        raise RunError(f"the server ended with code {done.returncode}; the logs are in '{folder}'.", path=str(folder))
+    run_folder = FederationFolder(server).runs()[-1]
+    return read_object(run_folder / "result.json", within=run_folder)
+
+
+def prepare(folder: Path, *, rounds: int, port: int) -> Path:
+    """Make the folders of the server and of all sites, and register the sites; return the server's."""
+    server = folder / _SERVER
+    experiment = folder / "experiment.toml"
+    write_whole(experiment, _EXPERIMENT.format(rounds=rounds, port=port))
+    place = init_server(server, "localhost", port, experiment)
+    for name, (x, y) in divide_digits().items():
+        site = folder / name
+        made = init_site(site, name, "data", f"localhost:{port}")
+        add_site(place, name, made.public_key, new=False)
+        shutil.copy(server / KEYS / CERTIFICATE, site / CERTIFICATE)
+        data = site / "data" / name
+        data.mkdir(parents=True)
+        np.savez(data / "train.npz", x=x, y=y, class_names=np.array([str(label) for label in range(10)]))
+    assert (server / FEDERATION_FILE).is_file()
+    return server
+
+
+def divide_digits() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return the images (n, 8, 8, 1), 0 to 255, and the labels (n,) of every site."""
+    division = divide(DataOptions(dataset="digits", clients=len(SITES), partition=_PARTITION), run_seed=0)
+    dataset = division.dataset
+    parts = {}
+    for name, rows in zip(SITES, division.rows, strict=True):
+        own = np.sort(np.concatenate(rows))
+        images = np.round(dataset.x[own] * (255.0 / dataset.white)).astype(np.uint8)
+        parts[name] = (images, dataset.y[own])
+    return parts
+
+
+@contextlib.contextmanager
+def _command(arguments: list[str], log: Path) -> Iterator[None]:
+    """Run a command of fedtailor beside the block, and end it after the block."""
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedtailor", *arguments], stdout=file, stderr=file, stdin=subprocess.DEVNULL
+        )
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _refuse_missing_flower() -> None:
+    if not os.access(Path(sys.executable).parent / "flower-superlink", os.X_OK):
+        message = "the demonstration needs Flower: make demo-sites, or pip install 'fedtailor[flower]'."
+        raise RunError(message, key="flower")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

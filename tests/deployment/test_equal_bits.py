@@ -1,0 +1,96 @@
+"""A run across sites has the bits of a simulation: server state, scores, personal models, bytes."""
+
+import json
+
+import pytest
+
+import fedtailor
+from fedtailor.algorithms import ALGORITHMS
+from fedtailor.experiment.records import read_run
+from fedtailor.simulation.checkpoint import read_final_state
+from fedtailor.testing.runs import assert_same_bits
+from sites import VALUES, World, divide_digits, write_arrays
+
+NAMES = ("clinic", "hospital", "office", "practice")
+DATA = divide_digits(NAMES, rows=40)
+SCHEDULE = {
+    "federation": {"rounds": 3, "participation": 0.7, "full_last_round": False},
+    "evaluation": {"every": 1, "personalized_every": 2},
+    "data": {"val_fraction": 0.2},
+}
+
+
+def world_of(path, **values):
+    """Return a world of digits with a new site."""
+    world = World(path, names=NAMES, new=("hospital",), values={**VALUES, **SCHEDULE, **values})
+    return world.write(lambda folder, name: write_arrays(folder, *DATA[name]))
+
+
+def assert_same_run(world, simulated):
+    """Assert that the server and the sites hold what a simulation has written."""
+    served = read_run(world.path / "server" / "runs" / "0001")
+    simulation = read_run(simulated)
+    for name in ("metrics", "new_clients", "sites", "bytes", "steps"):
+        assert served.result.get(name) == simulation.result.get(name), name
+    assert [without_seconds(line) for line in served.rounds] == [without_seconds(line) for line in simulation.rounds]
+    assert served.clients == simulation.clients
+    states = [read_final_state(run.path / "checkpoints", modules={"fedtailor"}) for run in (served, simulation)]
+    assert_same_bits(states[0].server, states[1].server)
+    assert states[0].client_rounds == states[1].client_rounds
+    for name in world.order:
+        file = f"models/{name}.safetensors"
+        assert (world.path / "sites" / name / "model" / file).read_bytes() == (simulated / file).read_bytes(), name
+
+
+def without_seconds(line):
+    """Return a round's record without what depends on the clock."""
+    return {key: value for key, value in line.items() if key != "seconds"}
+
+
+ALWAYS = {"fedavg", "fedpac", "fedrep", "knn_per", "local", "pfedbayes", "pfedfda", "pfedvem", "scaffold"}
+"""Methods that differ in what they send and keep; the others are tested with the slow tests."""
+
+
+def methods(always):
+    """Return all methods; those not in ``always`` are slow."""
+    return [name if name in always else pytest.param(name, marks=pytest.mark.slow) for name in sorted(ALGORITHMS)]
+
+
+@pytest.mark.parametrize("name", methods(ALWAYS))
+def test_every_method_has_the_bits_of_a_simulation(tmp_path, name):
+    world = world_of(tmp_path, algorithm={"name": name})
+    world.serve()
+    assert_same_run(world, world.simulate())
+
+
+@pytest.mark.parametrize("name", methods({"pfedfda"}))
+def test_every_method_has_the_bits_of_a_simulation_with_convolutions(tmp_path, name):
+    larger = {site: (x.repeat(2, axis=1).repeat(2, axis=2), y) for site, (x, y) in DATA.items()}
+    values = {**VALUES, **SCHEDULE, "algorithm": {"name": name}, "model": {"name": "lenet"}}
+    world = World(tmp_path, names=NAMES, new=("hospital",), values=values)
+    world.write(lambda folder, site: write_arrays(folder, *larger[site]))
+    world.serve()
+    assert_same_run(world, world.simulate())
+
+
+def test_the_model_of_a_site_can_be_loaded_and_its_card_says_how_good_it_is(tmp_path):
+    world = world_of(tmp_path, algorithm={"name": "pfedfda"})
+    result = world.serve()
+    x, _ = DATA["clinic"]
+    folder = tmp_path / "sites" / "clinic" / "model"
+    model = fedtailor.load(folder).model("clinic")
+    assert len(model.predict(x)) == len(x)
+    card = json.loads((folder / "models" / "clinic.json").read_text())
+    assert card["scores"]["accuracy"] == result["sites"]["clinic"]["accuracy"]
+    assert card["participated"]
+    assert not card["new"]
+    assert json.loads((tmp_path / "sites/hospital/model/models/hospital.json").read_text())["new"]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedpac"])
+def test_a_run_that_selects_the_best_round_goes_back_to_it(tmp_path, name):
+    evaluation = {"every": 1, "personalized_every": 1, "select": "best"}
+    federation = {"rounds": 4, "participation": 0.7, "full_last_round": False}
+    world = world_of(tmp_path, algorithm={"name": name}, evaluation=evaluation, federation=federation)
+    world.serve()
+    assert_same_run(world, world.simulate())
