@@ -16,7 +16,9 @@ from fedtailor.deployment.supervise import Child, Supervisor
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="children of children are found in /proc")
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+)
 FORKS = """
 import os, subprocess, sys, time
 code = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); %s; time.sleep(600)"
