@@ -87,7 +87,7 @@ def test_damaged_frames_are_refused(frame):
     with left, right:
         left.sendall(frame)
         left.shutdown(socket.SHUT_WR)
-        if frame.endswith(b"xy") and b'"a", 1]]' in frame:
+        if frame.endswith(b'[["a", 1]]}xy'):
             assert receive(right).blobs == {"a": b"x"}  # the rest is the next message of the stream
         else:
             with pytest.raises((DataError, ConnectionError)):

@@ -123,6 +123,15 @@ def head_from_text(text: str) -> dict[str, Any]:
     return value
 
 
+def check(envelope: Envelope) -> None:
+    """Check that a message can be sent.
+
+    Raises:
+        DataError: the head is not JSON, or a limit is exceeded.
+    """
+    _start(envelope)
+
+
 def check_blob(name: object, size: object) -> None:
     """Check the name and the size of a blob.
 

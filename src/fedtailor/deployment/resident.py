@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import queue
+import select
 import signal
 import socket
 import stat
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedtailor.core.errors import DataError, FedtailorError, RunError, describe_error, one_line
-from fedtailor.deployment.envelope import Envelope, receive, send
+from fedtailor.deployment.envelope import Envelope, check, receive, send
 
 _LONGEST_PATH = 100
 """Bytes. The systems' limits for the path of a Unix socket are 104 and 108."""
@@ -114,7 +115,9 @@ class _Request:
 
 def _answer(answer: Callable[[Envelope], Envelope], envelope: Envelope) -> Envelope:
     try:
-        return answer(envelope)
+        reply = answer(envelope)
+        check(reply)
+        return reply
     except FedtailorError as error:
         return _failed(one_line(error.message))
     except Exception as error:
@@ -128,9 +131,8 @@ def _failed(reason: str) -> Envelope:
 def _has_gone(connection: socket.socket) -> bool:
     """Tell whether the other side closed its connection."""
     try:
-        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return False
+        readable, _, _ = select.select([connection], [], [], 0)
+        return bool(readable) and connection.recv(1, socket.MSG_PEEK) == b""
     except OSError:
         return True
 
@@ -153,7 +155,7 @@ def _converse(connection: socket.socket, requests: queue.Queue[_Request], free: 
             connection.settimeout(_PATIENCE)
             reply = _reply(connection, requests)
             if reply is not None:
-                _write(connection, reply)
+                send(connection, reply)
     finally:
         free.release()
 
@@ -167,16 +169,6 @@ def _reply(connection: socket.socket, requests: queue.Queue[_Request]) -> Envelo
     requests.put(request)
     request.done.wait()
     return request.reply
-
-
-def _write(connection: socket.socket, reply: Envelope) -> None:
-    try:
-        send(connection, reply)
-    except Exception as error:
-        if isinstance(error, OSError):
-            raise
-        # what `answer` returned is no message; nothing of it was written
-        send(connection, _failed(describe_error(error)))
 
 
 def _listen(path: Path) -> socket.socket:

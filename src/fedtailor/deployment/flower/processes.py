@@ -1,0 +1,283 @@
+"""Flower's programs on a server and on a site, as supervised processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtailor.core.atomic import write_whole
+from fedtailor.core.errors import RunError, one_line
+from fedtailor.deployment.keys import read_public_key
+from fedtailor.deployment.supervise import Child, Ended, Supervisor
+
+_START_SECONDS = 90.0
+_COMMAND_SECONDS = 120.0
+_CONNECTION = "fedtailor"
+
+_APP = """[project]
+name = "fedtailor-app"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedtailor"
+
+[tool.flwr.app.components]
+serverapp = "fedtailor.deployment.flower.server_app:server_app"
+clientapp = "fedtailor.deployment.flower.client_app:client_app"
+
+[tool.flwr.app.config]
+folder = ""
+"""
+
+_REASONS = (
+    ("CERTIFICATE_VERIFY_FAILED", "the server's certificate is not signed by this site's CA; copy ca.crt again"),
+    ("[code: 2005]", "the server does not know this site's key; register its public key with `fedtailor deploy add`"),
+    ("already", "the server still counts this key as connected: after a crash it does so for about a minute"),
+    ("Connection refused", "the server does not answer: it is not running, or a firewall is between"),
+    ("Name or service not known", "the name of the server cannot be resolved"),
+    ("timed out", "the server does not answer: it is not running, or a firewall is between"),
+)
+
+
+class ServerProcesses:
+    """The SuperLink, which sites connect to, and the SuperExec, which starts the round loop.
+
+    Args:
+        folder: their database, logs and settings. It also holds ``ca.crt``, ``server.pem`` and ``server.key``.
+        host: the address to listen at; ``0.0.0.0`` for all.
+        port: the one port.
+        insecure: without TLS and node keys, for loopback only.
+
+    Raises:
+        RunError: the folder is in use by another process.
+    """
+
+    def __init__(self, folder: Path, host: str, port: int, insecure: bool = False) -> None:
+        self._folder = folder.resolve()
+        self._host = host
+        self._insecure = insecure
+        reached = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
+        self._address = f"{reached}:{port}"
+        self._port = port
+        self._env = _environment(self._folder)
+        self._supervisor = Supervisor(self._folder)
+
+    def start(self) -> None:
+        """Start both programs, and wait until the SuperLink answers.
+
+        Raises:
+            RunError: it does not.
+        """
+        command = [_program("flower-superlink"), "--host", self._host, "--port", str(self._port)]
+        command += ["--database", str(self._folder / "superlink.db"), "--isolation", "process"]
+        if self._insecure:
+            command += ["--insecure"]
+        else:
+            command += ["--enable-supernode-auth", "--ssl-ca-certfile", str(self._folder / "ca.crt")]
+            command += ["--ssl-certfile", str(self._folder / "server.pem")]
+            command += ["--ssl-keyfile", str(self._folder / "server.key")]
+        self._start("superlink", command)
+        self._wait_for_health()
+        roots = ["--insecure"] if self._insecure else ["--root-certificates", str(self._folder / "ca.crt")]
+        self._start("superexec", [_program("flower-superexec"), "--runtime-api-address", self._address, *roots])
+
+    def register(self, keys: Mapping[str, Path]) -> dict[str, int]:
+        """Register the public keys of sites that are not registered yet, and return the node ids of all by name.
+
+        Raises:
+            DataError: a file is not a site's public key.
+            RunError: Flower refuses.
+        """
+        path = self._folder / "nodes.json"
+        known: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+        public = {name: read_public_key(key).text for name, key in keys.items()}
+        missing = {name: text for name, text in public.items() if text not in known}
+        if missing:
+            self._unregister_unknown(set(known.values()))
+        for name, text in missing.items():
+            answer = self._flwr("supernode", "register", str(keys[name].resolve()), _CONNECTION)
+            known[text] = int(answer["node-id"])
+            write_whole(path, json.dumps(known))
+        return {name: known[text] for name, text in public.items()}
+
+    def submit(self, run_folder: Path) -> str:
+        """Start the round loop for a run's folder, and return Flower's id of the run."""
+        app = self._folder / "app"
+        app.mkdir(exist_ok=True)
+        write_whole(app / "pyproject.toml", _APP)
+        setting = f"folder={json.dumps(str(run_folder.resolve()))}"
+        return str(self._flwr("run", str(app), _CONNECTION, "--run-config", setting)["run-id"])
+
+    def stop_run(self, run_id: str) -> None:
+        """End a run."""
+        self._flwr("stop", run_id, _CONNECTION)
+
+    def run_status(self, run_id: str) -> str:
+        """Return Flower's status of a run, such as ``running`` or ``finished:completed``."""
+        return str(self._flwr("list", _CONNECTION, "--run-id", run_id)["runs"][0]["status"])
+
+    def watch(self) -> list[Ended]:
+        """Start again what has died, and return what has died since the last call."""
+        return self._supervisor.watch()
+
+    def stop(self) -> None:
+        """End both programs and all that they started."""
+        self._supervisor.stop()
+
+    def _start(self, name: str, command: list[str]) -> None:
+        self._supervisor.start(Child(name, command, self._env, self._folder / f"{name}.log", self._folder))
+
+    def _wait_for_health(self) -> None:
+        scheme = "http" if self._insecure else "https"
+        context = None if self._insecure else ssl.create_default_context(cafile=str(self._folder / "ca.crt"))
+        end = time.monotonic() + _START_SECONDS
+        while time.monotonic() < end and self._supervisor.is_running("superlink"):
+            try:
+                with urllib.request.urlopen(f"{scheme}://{self._address}/health", timeout=5, context=context):
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.1)
+        raise RunError(f"Flower's SuperLink did not start: {_last_line(self._supervisor.output('superlink'))}")
+
+    def _unregister_unknown(self, known: set[int]) -> None:
+        """Remove nodes whose registration was interrupted before it was noted; their keys are registered anew."""
+        for node in self._flwr("supernode", "list", _CONNECTION)["nodes"]:
+            if int(node["node-id"]) not in known and node["status"] != "unregistered":
+                self._flwr("supernode", "unregister", node["node-id"], _CONNECTION)
+
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
+        """Run one of Flower's commands, and return its JSON answer."""
+        roots = "insecure = true" if self._insecure else f"root-certificates = {json.dumps(f'{self._folder}/ca.crt')}"
+        settings = f'[superlink]\ndefault = "{_CONNECTION}"\n[superlink.{_CONNECTION}]\n'
+        home = Path(self._env["FLWR_HOME"])
+        home.mkdir(exist_ok=True)
+        write_whole(home / "config.toml", f'{settings}address = "{self._address}"\n{roots}\n')
+        command = [_program("flwr"), *arguments, "--format", "json"]
+        try:
+            done = subprocess.run(
+                command, env=self._env, cwd=self._folder, capture_output=True, text=True, timeout=_COMMAND_SECONDS
+            )
+            answer: dict[str, Any] = json.loads(done.stdout)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise RunError(f"Flower's command line failed at `{arguments[0]}`: {one_line(str(error))}") from error
+        except ValueError:
+            answer = {"error-message": one_line(done.stdout + done.stderr)}
+        if not answer.get("success"):
+            raise RunError(f"Flower refused `{' '.join(arguments[:2])}`: {answer.get('error-message', 'no reason')}")
+        return answer
+
+
+class SiteProcesses:
+    """The resident process of a site, and the SuperNode, which connects to the server.
+
+    Args:
+        folder: the site's folder; its subfolder ``flower`` holds logs and settings.
+        server: name or address of the server.
+        port: its port.
+        ca: the certificate of its authority.
+        key: the site's private key.
+        insecure: without TLS and node keys, for loopback only.
+
+    Raises:
+        RunError: the folder is in use by another process.
+    """
+
+    def __init__(
+        self, folder: Path, server: str, port: int, ca: Path | None, key: Path | None, insecure: bool = False
+    ) -> None:
+        self._folder = folder.resolve()
+        self._own = self._folder / "flower"
+        self._address = f"{server}:{port}"
+        self._trust = ["--insecure"]
+        if not insecure:
+            self._trust = ["--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
+        self._env = _environment(self._own)
+        self._supervisor = Supervisor(self._own)
+
+    def start(self, resident: list[str] | None = None) -> None:
+        """Start both programs.
+
+        Args:
+            resident: the command of the resident process, if it is another than that of this package.
+        """
+        asked = resident or [sys.executable, "-m", "fedtailor.deployment.resident", str(self._folder)]
+        self._start("resident", asked)
+        command = [_program("flower-supernode"), "--superlink", self._address, *self._trust]
+        command += ["--port", str(_free_port()), "--max-retries", "3"]
+        command += ["--node-config", f"folder={json.dumps(str(self._folder))}"]
+        self._start("supernode", command)
+
+    def watch(self) -> list[Ended]:
+        """Start again what has died, and return what has died since the last call; see :func:`explain`."""
+        return self._supervisor.watch()
+
+    def is_connected(self) -> bool:
+        """Tell whether the present SuperNode has been accepted by the server."""
+        return self._supervisor.is_running("supernode") and "SuperNode ID" in self._supervisor.output("supernode")
+
+    def stop(self) -> None:
+        """End both programs and all that they started."""
+        self._supervisor.stop()
+
+    def _start(self, name: str, command: list[str]) -> None:
+        self._supervisor.start(Child(name, command, self._env, self._own / f"{name}.log", self._own))
+
+
+def explain(ended: Ended) -> str:
+    """Say in one sentence why a process of a site or server ended."""
+    if ended.name == "supernode":
+        for sign, reason in _REASONS:
+            if sign in ended.output:
+                return reason
+    if ended.code < 0:
+        return f"{ended.name} was killed by signal {-ended.code}"
+    return f"{ended.name} ended with code {ended.code}: {_last_line(ended.output)}"
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    programs = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",  # Flower starts its own by their names
+        "FLWR_HOME": str(folder / "flwr"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _program(name: str) -> str:
+    """Return the path of one of Flower's programs.
+
+    Raises:
+        RunError: Flower is not installed.
+    """
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise RunError(f"there is no {name}: pip install 'fedtailor[flower]'", path=str(path))
+    return str(path)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _last_line(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.strip()]
+    return one_line(lines[-1]) if lines else "it printed nothing"

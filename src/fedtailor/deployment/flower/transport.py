@@ -1,0 +1,128 @@
+"""The transport over Flower's grid."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import httpx
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedtailor.core.errors import DataError, describe_error, one_line
+from fedtailor.deployment.envelope import Envelope
+from fedtailor.deployment.flower.records import MESSAGE_TYPE, pack, unpack
+from fedtailor.deployment.transport import SiteFailure
+
+_POLL_SECONDS = 0.1
+_LIFETIME = 24 * 3600.0
+"""Seconds for which Flower keeps a request that nobody has fetched, and its reply."""
+_UNAVAILABLE = frozenset({3, 4, 5, 8})
+"""Flower's codes for a lost message, a lost reply, a lost node and a ClientApp that died."""
+
+
+class GridTransport:
+    """Sends requests to sites as messages to Flower's nodes.
+
+    Args:
+        grid: as Flower gives it to the ServerApp.
+        node_of: client number -> id of the site's node.
+    """
+
+    def __init__(self, grid: Grid, node_of: Mapping[int, int]) -> None:
+        self._grid = grid
+        self._node_of = dict(node_of)
+        self._asked: dict[str, int] = {}
+        self._refused: list[tuple[int, SiteFailure]] = []
+
+    def send(self, requests: Mapping[int, Envelope]) -> None:
+        """Send a request to each client; see :class:`~fedtailor.deployment.transport.Transport`.
+
+        Raises:
+            DataError: a request cannot be sent.
+        """
+        clients = list(requests)
+        messages = [self._message(client, requests[client]) for client in clients]
+        sent = list(self._grid.push_messages(messages))
+        if not sent:  # Flower's answer to requests that are too large together
+            sent = [None] * len(clients)
+        for client, number in zip(clients, sent, strict=True):
+            if number is None:
+                failure = SiteFailure("unavailable", "Flower did not take the request: no such node, or too large")
+                self._refused.append((client, failure))
+            else:
+                self._asked[number] = client
+
+    def receive(self, seconds: float) -> list[tuple[int, Envelope | SiteFailure]]:
+        """Return the replies that have arrived, by client. Wait at most so long for the first."""
+        end = time.monotonic() + seconds
+        while True:
+            replies = [*self._refused, *self._fetch()]
+            self._refused.clear()
+            left = end - time.monotonic()
+            if replies or left <= 0:
+                return replies
+            time.sleep(min(_POLL_SECONDS, left))
+
+    def forget(self) -> None:
+        """Drop all later replies to what was sent so far."""
+        self._asked.clear()
+        self._refused.clear()
+
+    def online(self) -> set[int]:
+        """Return the clients whose sites are connected."""
+        connected = set(self._grid.get_node_ids())
+        return {client for client, node in self._node_of.items() if node in connected}
+
+    def _message(self, client: int, request: Envelope) -> Message:
+        return Message(pack(request), message_type=MESSAGE_TYPE, dst_node_id=self._node_of[client], ttl=_LIFETIME)
+
+    def _fetch(self) -> list[tuple[int, Envelope | SiteFailure]]:
+        numbers = list(self._asked)
+        if not numbers:
+            return []
+        try:
+            return self._note(list(self._grid.pull_messages(numbers)))
+        except httpx.HTTPError:
+            raise
+        except Exception:  # one damaged reply must not hide the others
+            return [reply for number in numbers for reply in self._fetch_one(number)]
+
+    def _fetch_one(self, number: str) -> list[tuple[int, Envelope | SiteFailure]]:
+        if number not in self._asked:
+            return []
+        try:
+            return self._note(list(self._grid.pull_messages([number])))
+        except httpx.HTTPError:
+            raise
+        except Exception as error:
+            failure = SiteFailure("failed", f"the reply is damaged: {describe_error(error)}")
+            return [(self._asked.pop(number), failure)]
+
+    def _note(self, messages: list[Message]) -> list[tuple[int, Envelope | SiteFailure]]:
+        replies = []
+        for message in messages:
+            client = self._asked.pop(message.metadata.reply_to_message_id, None)
+            if client is None:  # a second reply of the same client, or one of another batch
+                continue
+            reply = _read(message, self._node_of[client])
+            if isinstance(reply, Envelope):
+                self._asked = {number: other for number, other in self._asked.items() if other != client}
+            replies.append((client, reply))
+        return replies
+
+
+def _read(message: Message, node: int) -> Envelope | SiteFailure:
+    """Return what a reply says; it counts only if it comes from the node that was asked."""
+    sender = message.metadata.src_node_id
+    if message.has_error():
+        text = one_line(f"Flower error {message.error.code}: {message.error.reason}")
+        return SiteFailure("unavailable" if message.error.code in _UNAVAILABLE else "failed", text)
+    if sender != node:
+        return SiteFailure("failed", f"the reply comes from another node: {sender} instead of {node}")
+    try:
+        return unpack(message.content)
+    except DataError as error:
+        return SiteFailure("failed", one_line(error.message))
+    except Exception as error:  # Flower's records are built from what the site sent
+        return SiteFailure("failed", f"the reply is damaged: {describe_error(error)}")
