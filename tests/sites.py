@@ -98,8 +98,6 @@ class World:
             (own / "site.toml").write_text("\n".join(lines) + "\n")
         server = self.path / "server"
         server.mkdir()
-        config = fedtailor.make_config(self.values)
-        del config
         (server / "federation.toml").write_text(_toml(self.values))
         sites = [{"name": name, "key": f"key of {name}", "new": name in self.new} for name in self.names]
         (server / "sites.json").write_text(to_json({"sites": sites}))

@@ -17,6 +17,7 @@ from fedtailor.cli.cache import cache_app
 from fedtailor.cli.compare import compare
 from fedtailor.cli.data import data_app
 from fedtailor.cli.demo import demo
+from fedtailor.cli.deploy import deploy_app
 from fedtailor.cli.doctor import doctor
 from fedtailor.cli.experiments import experiments_app
 from fedtailor.cli.export import export
@@ -27,7 +28,9 @@ from fedtailor.cli.predict import predict
 from fedtailor.cli.report import report
 from fedtailor.cli.resume import resume
 from fedtailor.cli.run import run_
+from fedtailor.cli.serve import serve
 from fedtailor.cli.shell import command_line
+from fedtailor.cli.site import site_app
 from fedtailor.cli.sweep import sweep
 from fedtailor.cli.what_leaves import what_leaves
 
@@ -41,12 +44,15 @@ app.command("report", cls=Command)(report)
 app.command("predict", cls=Command)(predict)
 app.command("export", cls=Command)(export)
 app.command("onboard", cls=Command)(onboard)
+app.command("serve", cls=Command)(serve)
 app.command("list", cls=Command)(list_)
 app.command("what-leaves", cls=Command)(what_leaves)
 app.command("doctor", cls=Command)(doctor)
 app.add_typer(data_app, name="data")
 app.add_typer(experiments_app, name="experiments")
 app.add_typer(cache_app, name="cache")
+app.add_typer(deploy_app, name="deploy")
+app.add_typer(site_app, name="site")
 
 
 @app.callback(invoke_without_command=True, add_help_option=False)

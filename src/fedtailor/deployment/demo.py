@@ -28,7 +28,7 @@ from fedtailor.experiment.records import refuse_existing
 SITES = ("clinic", "hospital", "practice")
 _SERVER = "server"
 _PARTITION = "dirichlet(alpha=0.5, min_size=100)"
-_EXPERIMENT = '''\
+_EXPERIMENT = """\
 seed = 0
 
 [algorithm]
@@ -47,7 +47,7 @@ rounds = {rounds}
 host = "localhost"
 port = {port}
 deadline = 120
-'''
+"""
 _STOP = 30.0
 """Seconds that a process is given to stop."""
 
@@ -74,7 +74,7 @@ def run_demo(folder: Path, *, rounds: int, say: Callable[[str], None]) -> dict[s
             stack.enter_context(_command(["site", "start", str(folder / name)], folder / f"{name}.log"))
         say("the sites are starting; the server waits for them")
         run = [sys.executable, "-m", "fedtailor", "serve", str(server)]
-        done = subprocess.run(run, check=False)
+        done = subprocess.run(run, check=False, stdout=subprocess.DEVNULL)
     if done.returncode == 130 or done.returncode == 6:
         raise KeyboardInterrupt
     if done.returncode != 0:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from fedtailor.core.errors import one_line
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.options import DeployOptions
 from fedtailor.deployment.transport import SiteFailure, Transport
@@ -112,6 +113,8 @@ class Exchange:
                 answers.setdefault(client, answer)
             return
         if not accept(client, answer):
+            if "failed" in answer.head:  # nobody at the site could read the request; it is sent again
+                self.attendance.failures[client] = one_line(str(answer.head["failed"]))
             return
         answers[client] = answer
         self.attendance.heard[client] = time.time()

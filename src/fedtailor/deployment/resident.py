@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import queue
 import select
@@ -222,6 +223,7 @@ def main() -> None:
     from fedtailor.deployment.site import open_site
 
     folder = Path(sys.argv[1])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
     signal.signal(signal.SIGTERM, _end)
     try:
         site = open_site(folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from fedtailor.core.errors import ConfigError, DataError, FedtailorError, RunErr
 from fedtailor.core.process import lives
 from fedtailor.core.reading import read_lines, read_object
 from fedtailor.deployment.attendance import read_attendance
-from fedtailor.deployment.federation_folder import FederationFolder, check_enough
+from fedtailor.deployment.federation_folder import FederationFolder, Registered, check_enough
 from fedtailor.deployment.init import KEYS
 from fedtailor.deployment.keys import days_left
 from fedtailor.deployment.log_file import LogFile
@@ -80,7 +80,7 @@ def run_server(folder: Path, messages: Messages, *, new: bool = False) -> dict[s
     try:
         told.say(f"starting the server on {options.listening_address}, port {options.port}")
         processes.start()
-        nodes = processes.register({site.name: site.key for site in sites})
+        nodes = processes.register(_key_files(folder / "flower" / "sites", sites))
         told.say(f"{len(sites)} sites are registered: {', '.join(site.name for site in sites)}")
         watcher = _Watcher(folder, run, told)
         app = _App(folder, run, processes, nodes)
@@ -99,6 +99,16 @@ def run_server(folder: Path, messages: Messages, *, new: bool = False) -> dict[s
             time.sleep(_LOOK)
     finally:
         processes.stop()
+
+
+def _key_files(folder: Path, sites: Sequence[Registered]) -> dict[str, Path]:
+    """Write the public keys of the sites as files, and return where they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for site in sites:
+        files[site.name] = folder / f"{site.name}.pub"
+        write_whole(files[site.name], site.key + "\n")
+    return files
 
 
 def _choose_run(place: FederationFolder, *, new: bool) -> Path:

@@ -94,6 +94,9 @@ class Config:
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
 
 
+_READ_BY_OTHERS = {"sweep": ": fedtailor sweep reads it.", "deploy": ": fedtailor serve reads it."}
+"""Sections that files may have for other commands, and which command that is."""
+
 SECTIONS = ("data", "model", "algorithm", "training", "federation", "engine", "evaluation", "checkpoint")
 """The sections of a configuration, in the order in which they are written."""
 
@@ -276,7 +279,7 @@ def _algorithm_options(table: Mapping[str, Any]) -> AlgorithmOptions:
 def _hint_of_section(values: Mapping[str, Any], name: str) -> str:
     """Return what an unknown name probably is: ``"; did you mean 'training.lr'?"`` if a section has such an option."""
     if isinstance(values[name], dict):
-        return ": fedtailor sweep reads it." if name == "sweep" else ""
+        return _READ_BY_OTHERS.get(name, "")
     options: dict[str, Iterable[str]] = dict(SCHEDULE_KEYS)
     options |= {section: [field.name for field in dataclasses.fields(cls)] for section, cls in _CLASSES.items()}
     for section, names in options.items():

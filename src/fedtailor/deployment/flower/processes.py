@@ -55,7 +55,8 @@ class ServerProcesses:
     """The SuperLink, which sites connect to, and the SuperExec, which starts the round loop.
 
     Args:
-        folder: their database, logs and settings. It also holds ``ca.crt``, ``server.pem`` and ``server.key``.
+        folder: their database, logs and settings.
+        keys: holds ``ca.crt``, ``server.pem`` and ``server.key``.
         host: the address to listen at; ``0.0.0.0`` for all.
         port: the one port.
         insecure: without TLS and node keys, for loopback only.
@@ -64,8 +65,9 @@ class ServerProcesses:
         RunError: the folder is in use by another process.
     """
 
-    def __init__(self, folder: Path, host: str, port: int, insecure: bool = False) -> None:
+    def __init__(self, folder: Path, keys: Path, host: str, port: int, insecure: bool = False) -> None:
         self._folder = folder.resolve()
+        self._keys = keys.resolve()
         self._host = host
         self._insecure = insecure
         reached = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
@@ -85,12 +87,12 @@ class ServerProcesses:
         if self._insecure:
             command += ["--insecure"]
         else:
-            command += ["--enable-supernode-auth", "--ssl-ca-certfile", str(self._folder / "ca.crt")]
-            command += ["--ssl-certfile", str(self._folder / "server.pem")]
-            command += ["--ssl-keyfile", str(self._folder / "server.key")]
+            command += ["--enable-supernode-auth", "--ssl-ca-certfile", str(self._keys / "ca.crt")]
+            command += ["--ssl-certfile", str(self._keys / "server.pem")]
+            command += ["--ssl-keyfile", str(self._keys / "server.key")]
         self._start("superlink", command)
         self._wait_for_health()
-        roots = ["--insecure"] if self._insecure else ["--root-certificates", str(self._folder / "ca.crt")]
+        roots = ["--insecure"] if self._insecure else ["--root-certificates", str(self._keys / "ca.crt")]
         self._start("superexec", [_program("flower-superexec"), "--runtime-api-address", self._address, *roots])
 
     def register(self, keys: Mapping[str, Path]) -> dict[str, int]:
@@ -141,7 +143,7 @@ class ServerProcesses:
 
     def _wait_for_health(self) -> None:
         scheme = "http" if self._insecure else "https"
-        context = None if self._insecure else ssl.create_default_context(cafile=str(self._folder / "ca.crt"))
+        context = None if self._insecure else ssl.create_default_context(cafile=str(self._keys / "ca.crt"))
         end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end and self._supervisor.is_running("superlink"):
             try:
@@ -159,7 +161,7 @@ class ServerProcesses:
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         """Run one of Flower's commands, and return its JSON answer."""
-        roots = "insecure = true" if self._insecure else f"root-certificates = {json.dumps(f'{self._folder}/ca.crt')}"
+        roots = "insecure = true" if self._insecure else f"root-certificates = {json.dumps(f'{self._keys}/ca.crt')}"
         settings = f'[superlink]\ndefault = "{_CONNECTION}"\n[superlink.{_CONNECTION}]\n'
         home = Path(self._env["FLWR_HOME"])
         home.mkdir(exist_ok=True)

@@ -13,12 +13,12 @@ from fedtailor.deployment.flower.transport import GridTransport
 
 def main(grid: Grid, context: Context) -> None:
     """Run the rounds of the folder that the run's configuration names."""
-    from fedtailor.deployment.server import serve_rounds
+    from fedtailor.deployment.server import serve_app
 
     def transport(node_of: Mapping[int, int]) -> GridTransport:
         return GridTransport(grid, node_of)
 
-    serve_rounds(Path(str(context.run_config["folder"])), transport)
+    serve_app(Path(str(context.run_config["folder"])), transport)
 
 
 server_app = ServerApp()

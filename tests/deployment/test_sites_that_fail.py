@@ -1,0 +1,273 @@
+"""Sites and servers that are killed, silent, late or hostile: the run ends as a simulation with the same absences."""
+
+import time
+
+import pytest
+import torch
+
+from fedtailor.core.codec import decode, encode
+from fedtailor.deployment.envelope import Envelope, from_bytes, to_bytes
+from fedtailor.deployment.site import open_site
+from fedtailor.deployment.transport import SiteFailure
+from fedtailor.experiment.assembly import assemble
+from fedtailor.experiment.config import make_config
+from fedtailor.experiment.records import read_run
+from fedtailor.simulation.checkpoint import read_final_state
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.rounds import simulate
+from fedtailor.testing.runs import assert_same_bits
+from sites import VALUES, FunctionTransport, World, divide_digits, write_arrays
+
+DATA = divide_digits(rows=30)
+METHODS = ["fedavg", "scaffold", "fedrep", "pfedfda", "fedpac"]
+PATIENCE = {"deadline": 0.3, "resend": 0.05, "grace": 0.1}
+BAD = 1
+"""The number of the site that misbehaves."""
+
+
+class Killed(BaseException):
+    """The process was killed."""
+
+
+class Patient(FunctionTransport):
+    """A transport that takes its time where nothing arrives."""
+
+    def receive(self, seconds):
+        """Wait a little for what may still come."""
+        if not self.arrived:
+            time.sleep(0.01)
+        return super().receive(seconds)
+
+
+def world_of(path, name, **values):
+    """Return a world of three sites."""
+    settings = {**VALUES, "algorithm": {"name": name}, "deploy": PATIENCE, "federation": {"rounds": 4}, **values}
+    return World(path, values=settings).write(lambda folder, site: write_arrays(folder, *DATA[site]))
+
+
+def simulated(world, events):
+    """Return the last report of a simulation in which the same clients gave no answer."""
+    values = {key: value for key, value in world.values.items() if key != "deploy"}
+    config = make_config({**values, "data": {"path": str(world.path / "all")}, "engine": {"name": "reference"}})
+    parts = assemble(config, 0)
+    schedule = parts.config.schedule
+    reports = simulate(parts.algorithm, parts.federation, Reference(), schedule, seed=0, events=events)
+    return list(reports)[-1]
+
+
+def assert_same_as_simulation(world, *, without=()):
+    """Assert that server and sites hold what a simulation with the recorded absences computes."""
+    run = read_run(world.path / "server" / "runs" / "0001")
+    last = simulated(world, [as_absence(event) for event in run.events if event["kind"] in KINDS])
+    state = read_final_state(run.path / "checkpoints", modules={"fedtailor"})
+    assert_same_bits(state.server, last.state.server)
+    for client, name in enumerate(world.order):
+        if client not in without:
+            raw = (world.path / "sites" / name / "model" / "models" / f"{name}.safetensors").read_bytes()
+            assert raw == encode(last.personal[client]), name
+    return run
+
+
+KINDS = ("absent", "failed", "quarantine")
+
+
+def as_absence(event):
+    """Return an event as one that a simulation repeats: the client's round is not used."""
+    stage = event.get("stage", "local_update")
+    return {**event, "kind": "absent", "stage": stage, "reason": f"{stage}: {event['reason']}"}
+
+
+def some(values, always):
+    """Return values as parameters; those that are not among ``always`` are slow."""
+    return [value if value in always else pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+@pytest.mark.parametrize("moment", some(range(10), {2, 7}))
+def test_a_server_that_is_killed_goes_on_with_the_same_bits(tmp_path, moment):
+    world = world_of(tmp_path, ["scaffold", "fedpac"][moment % 2])
+
+    class Killing(Patient):
+        def receive(self, seconds):
+            if len(self.sent) > 2 * moment:
+                raise Killed
+            return super().receive(seconds)
+
+    with pytest.raises(Killed):
+        world.serve(lambda sites: Killing([site.answer for site in sites]))
+    world.serve()
+    run = assert_same_as_simulation(world)
+    assert not [event for event in run.events if event["kind"] in KINDS]
+    assert [line["round"] for line in run.rounds] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("moment", some(range(10), {3}))
+@pytest.mark.parametrize("after", [False, True], ids=["before the work", "before the answer"])
+def test_a_site_that_is_killed_answers_again_with_the_same_bits(tmp_path, moment, after):
+    world = world_of(tmp_path, "scaffold" if after else "fedrep", deploy={**PATIENCE, "deadline": 30.0})
+
+    def killed_once(site, folder):
+        state = {"site": site, "count": 0}
+
+        def answer(request):
+            state["count"] += 1
+            if state["count"] != moment // 2 + 3:
+                return state["site"].answer(request)
+            if after:
+                state["site"].answer(request)
+            state["site"] = open_site(folder)  # the process that was started again
+            return None
+
+        return answer
+
+    def make(sites):
+        answers = [site.answer for site in sites]
+        answers[moment % 3] = killed_once(sites[moment % 3], sites[moment % 3].folder)
+        return Patient(answers)
+
+    world.serve(make)
+    run = assert_same_as_simulation(world)
+    assert not [event for event in run.events if event["kind"] in KINDS]
+
+
+@pytest.mark.parametrize("name", some(METHODS, {"scaffold", "fedpac"}))
+def test_a_silent_site_is_absent_and_goes_on_from_its_last_state(tmp_path, name):
+    world = world_of(tmp_path, name)
+
+    def silent_in_rounds(site, rounds):
+        def answer(request):
+            is_silent = request.head.get("kind") == "train" and request.head["round"] in rounds
+            return None if is_silent else site.answer(request)
+
+        return answer
+
+    def make(sites):
+        answers = [site.answer for site in sites]
+        answers[BAD] = silent_in_rounds(sites[BAD], {2, 3})
+        return Patient(answers)
+
+    world.serve(make)
+    run = assert_same_as_simulation(world)
+    assert [(event["round"], event["client"]) for event in run.events if event["kind"] == "absent"] == [(2, 1), (3, 1)]
+    assert all(sum(line["seconds"].values()) < PATIENCE["deadline"] + 2 for line in run.rounds)
+
+
+def changed(change):
+    """Return a change of what an answer holds: ``change(out)`` gets the tree."""
+
+    def apply(answer):
+        out = decode(answer.blobs["out"], modules={"fedtailor"})
+        return Envelope(answer.head, {"out": encode(change(out))})
+
+    return apply
+
+
+def with_upload(change):
+    """Return a change of the first tensor of an upload."""
+
+    def apply(out):
+        field = next(iter(out["upload"]["values"]))
+        leaves = dict(out["upload"]["values"][field])
+        path = next(iter(leaves))
+        leaves[path] = change(leaves[path])
+        values = {**out["upload"]["values"], field: leaves}
+        return {**out, "upload": {**out["upload"], "values": values}}
+
+    return changed(apply)
+
+
+def poked(value):
+    """Return a change that puts a number into a tensor."""
+
+    def change(leaf):
+        leaf = leaf.clone()
+        leaf.flatten()[0] = value
+        return leaf
+
+    return with_upload(change)
+
+
+BAD_ANSWERS = {
+    "nan": poked(torch.nan),
+    "infinite": poked(torch.inf),
+    "huge": poked(1e35),
+    "another shape": with_upload(lambda leaf: leaf.new_zeros(3, 3, 3)),
+    "another type": with_upload(lambda leaf: leaf.to(torch.float16)),
+    "whole numbers": with_upload(lambda leaf: leaf.long()),
+    "one number": with_upload(lambda leaf: leaf.flatten()[0].clone()),
+    "no field": changed(lambda out: {**out, "upload": {**out["upload"], "values": {}}}),
+    "no upload": changed(lambda out: {**out, "upload": ()}),
+    "other keys": changed(lambda out: {"upload": out["upload"]}),
+    "no tree": lambda answer: Envelope(answer.head, {"out": b"garbage" * 100}),
+    "cut": lambda answer: Envelope(answer.head, {"out": answer.blobs["out"][:-7]}),
+    "empty": lambda answer: Envelope(answer.head, {}),
+    "a metric that is not finite": changed(lambda out: {**out, "metrics": {"loss": torch.tensor(torch.nan)}}),
+    "metrics of another form": changed(lambda out: {**out, "metrics": {"loss": torch.zeros(4)}}),
+    "thousands of metrics": changed(
+        lambda out: {**out, "metrics": {str(number): torch.zeros(()) for number in range(5000)}}
+    ),
+    "scores of another form": changed(lambda out: {**out, "scores": (torch.zeros(2),)}),
+    "says that it failed": lambda answer: Envelope({**answer.head, "failed": "\x1b[2Jno"}, {}),
+    "refuses": lambda answer: Envelope({**answer.head, "refused": ["not", "text"]}, {}),
+    "a problem of another form": lambda answer: Envelope({**answer.head, "problem": 7}, {}),
+    "another round": lambda answer: Envelope({**answer.head, "round": answer.head["round"] + 1}, answer.blobs),
+    "another site": lambda answer: Envelope({**answer.head, "client": 0}, answer.blobs),
+    "another run": lambda answer: Envelope({**answer.head, "run": "x"}, answer.blobs),
+    "lost on the way": lambda answer: SiteFailure("failed", "a damaged reply"),
+}
+
+
+@pytest.mark.parametrize("kind", some(BAD_ANSWERS, {"nan", "no upload", "cut", "metrics of another form", "another round"}))
+@pytest.mark.parametrize("name", some(METHODS, {"fedpac"}))
+def test_a_bad_answer_changes_nothing_for_the_other_sites(tmp_path, name, kind):
+    world = world_of(tmp_path, name, federation={"rounds": 2}, deploy={**PATIENCE, "deadline": 0.1})
+
+    def bad(site):
+        def answer(request):
+            given = site.answer(request)
+            if request.head.get("kind") != "train":
+                return given
+            return BAD_ANSWERS[kind](given)
+
+        return answer
+
+    def make(sites):
+        answers = [site.answer for site in sites]
+        answers[BAD] = bad(sites[BAD])
+        return Patient(answers)
+
+    world.serve(make)
+    run = assert_same_as_simulation(world)
+    assert {event["client"] for event in run.events if event["kind"] in KINDS} == {BAD}
+    assert len([event for event in run.events if event["kind"] in KINDS]) == 2
+    assert all("\x1b" not in event.get("reason", "") for event in run.events)
+
+
+def test_a_site_whose_method_fails_is_left_out_and_its_log_says_why(tmp_path, caplog):
+    world = world_of(tmp_path, "fedavg")
+
+    def make(sites):
+        broken = sites[BAD]
+        plain = broken.answer
+
+        def answer(request):
+            reply = plain(request)
+            if broken._run is not None:
+                object.__setattr__(broken._run.algorithm, "local_update", raising)
+            return reply
+
+        return Patient([answer if site is broken else site.answer for site in sites])
+
+    def raising(*arguments):
+        raise ValueError("patient 17 has no label")
+
+    world.serve(make)
+    run = assert_same_as_simulation(world)
+    reasons = [event["reason"] for event in run.events if event["kind"] == "failed"]
+    assert reasons
+    assert all("ValueError" in reason and "patient" not in reason for reason in reasons)
+    assert "patient 17" in caplog.text
+
+
+def test_a_frame_survives_as_it_is():
+    envelope = Envelope({"kind": "train", "numbers": [1, 2.5, None]}, {"a": b"\x00\x01", "b": b""})
+    assert from_bytes(to_bytes(envelope)) == envelope
