@@ -43,8 +43,8 @@ def test_a_run_has_its_own_page_with_the_bytes_of_its_rounds(folder, capsys):
     assert found["totals"]["up"] == [record["bytes"]["up"] for record in rounds]
     assert found["bytes"]["up"] * 2 == rounds[0]["bytes"]["up"]
     assert found["reported"]["diagnostics"] == ["cluster"]
-    assert [each["name"] for each in found["setup"]] == ["num_train", "class names", "count", "sums", "squares"]
-    assert found["setup"][3]["shape"] == [3] and found["setup"][3]["reduction"] == "sum"
+    assert [each["name"] for each in found["setup"]] == ["num_train", "class names", "count", "means", "squares"]
+    assert found["setup"][3]["shape"] == [3]
 
     assert main(["what-leaves", "one", "--markdown"]) == 0
     text = capsys.readouterr().out

@@ -12,9 +12,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from fedtailor.core.errors import DataError
+from fedtailor.data.column_summaries import merge_summaries, summarize
 from fedtailor.data.columns import MAX_CATEGORIES, Column, Columns, RawColumn, RawTable, Texts
 from fedtailor.data.dataset import Dataset, Normalization
-from fedtailor.data.encoding import encode_table, fit_columns
+from fedtailor.data.encoding import encode_table
 from fedtailor.data.split import ClientRows
 
 AGE = Column("age", "number", fill=61.5)
@@ -54,8 +55,9 @@ def test_the_features_are_those_of_scikit_learn():
     numbers = np.where(generator.random(60) < 0.3, np.nan, generator.normal(size=60) * 1e3).astype(np.float32)
     codes[:40][codes[:40] == 3] = 0  # the training rows do not have d
     x = np.stack([numbers, np.where(codes < 0, np.nan, codes)], axis=1)
-    fitted = fit_columns(x.astype(np.float32), RawTable((RawColumn("n"), RawColumn("t", texts))), np.arange(40))
-    ours = fitted.columns.encode({"n": numbers, "t": Texts(codes, texts)})
+    raw = RawTable((RawColumn("n"), RawColumn("t", texts)))
+    merged = merge_summaries([summarize(x.astype(np.float32), raw, np.arange(40))], ["all"])
+    ours = merged.columns.encode({"n": numbers, "t": Texts(codes, texts)})
     words = np.array([*texts, None], dtype=object)[codes]
     table = np.stack([numbers.astype(np.float64).astype(object), words], axis=1)
     reference = ColumnTransformer(

@@ -35,8 +35,8 @@ class DataOptions:
     """Your own data: says which examples must stay together, such as those of a patient. Tables: a column. Folders of
     images: a regular expression with one group, which is searched for in the path of a file."""
     missing: Literal["impute", "refuse"] = "impute"
-    """Your own tables: empty cells are replaced (numbers by the median of the training examples, text by the category
-    "missing"), or an error."""
+    """Your own tables: empty cells are replaced (numbers by the median of the clients' medians of training examples,
+    weighted by cells; text by the category "missing"), or an error."""
     image_size: Annotated[int, Range(ge=0, le=1024)] = 0
     """Your own images: they are resized to a square of this side; 0: no resizing, all images must have one size."""
     color: Literal["auto", "gray", "rgb"] = "auto"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,8 +10,7 @@ from fedtailor.core.federation import UNSCALED, Federation, Split, Splits
 from fedtailor.core.task import Task
 from fedtailor.data.build import DividedData
 from fedtailor.data.dataset import Dataset, Normalization
-
-_CHUNK = 4096  # rows at once in passes over all training examples
+from fedtailor.data.moments import merge_moments, moments_of, normalization_of
 
 
 def to_federation(divided: DividedData, task: Task, normalize: Normalization | None = None) -> Federation:
@@ -52,29 +50,16 @@ def normalization(divided: DividedData) -> Normalization:
     """Return the mean and standard deviation by which values are normalized.
 
     With ``normalize = "training"``, and for tables unless the options say otherwise, they are those of the training
-    examples of all clients that are not new, per channel or feature; a constant feature gets the deviation 1.
+    examples of all clients that are not new, per channel or feature; a constant feature gets the deviation 1. They are
+    merged from those of every client (:mod:`fedtailor.data.moments`), as real sites would do it.
     """
     dataset = divided.dataset
-    by_training = divided.division.options.standardizes(is_table=dataset.x.ndim == 2)
     known = divided.rows[: len(divided.rows) - divided.num_new]
-    rows = np.sort(np.concatenate([each.train for each in known]))
-    if not by_training or len(rows) == 0:
+    by_training = divided.division.options.standardizes(is_table=dataset.x.ndim == 2)
+    if not by_training or not any(len(each.train) for each in known):
         return dataset.normalize
-    axes = tuple(range(dataset.x.ndim - 1))
-    offset = dataset.x[rows[:1]].astype(np.float64).mean(axes)  # close to the mean, so that squares keep their digits
-    total = np.zeros_like(offset)
-    squares = np.zeros_like(offset)
-    count = 0
-    for start in range(0, len(rows), _CHUNK):
-        values = dataset.x[rows[start : start + _CHUNK]].astype(np.float64) - offset
-        total += values.sum(axes)
-        squares += (values**2).sum(axes)
-        count += values.size // values.shape[-1]
-    center = total / count
-    deviation = np.sqrt(np.maximum(squares / count - center**2, 0)) / dataset.white
-    deviation = np.where(deviation > 1e-12, deviation, 1.0)
-    mean = (offset + center) / dataset.white
-    return Normalization(tuple(map(float, mean)), tuple(map(float, deviation)))
+    moments = merge_moments([moments_of(dataset.x, each.train) for each in known])
+    return normalization_of(moments, dataset.white)
 
 
 def tables(dataset: Dataset, normalize: Normalization) -> tuple[Tensor, Tensor]:

@@ -111,7 +111,7 @@ _CHECKS = (
 def setup_of_run(parts: PreparedRun) -> list[SetupField]:
     """Return what every site sends before the first round. A simulation computes it from all data at once."""
     content = "how many training examples it has; the server checks weights against it"
-    return [SetupField("num_train", content, (), "each"), *setup_messages(parts.divided.dataset, parts.config.data)]
+    return [SetupField("num_train", content, ()), *setup_messages(parts.divided.dataset, parts.config.data)]
 
 
 def describe_leaving(
@@ -326,25 +326,17 @@ def to_markdown(page: Mapping[str, Any]) -> str:
         *_receives(page),
         "## Before the first round",
         _table(
-            ["value", "every site sends", "shape", "the server needs"],
-            [
-                [f"`{each['name']}`", each["content"], _shape(each["shape"]), _SETUP_USES[each["reduction"]]]
-                for each in page["setup"]
-            ],
+            ["value", "every site sends", "shape"],
+            [[f"`{each['name']}`", each["content"], _shape(each["shape"])] for each in page["setup"]],
         ),
-        "A simulation reads all data in one place and computes these values there. Real sites send them first.",
+        "The server sees **the value of every single site**. A simulation reads all data in one place and computes "
+        "these values there. Real sites send them first.",
         "## Scores and other numbers",
         *_scores(page),
         "## Models",
         _models(page),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-_SETUP_USES: Mapping[str, str] = {
-    "each": _USES["each"],
-    "sum": "sums over all sites",
-}
 
 
 def _in_short(page: Mapping[str, Any]) -> list[str]:

@@ -61,8 +61,8 @@ def test_every_word_for_an_empty_cell_is_replaced_by_the_median_of_training_rows
     assert not findings.errors and any("1 empty cell in 7 rows, by column: 'c' 1." in note for note in findings.notes)
     divided = build(DataOptions(path=str(folder)), run_seed=0)
     place = int(np.flatnonzero(np.isnan(dataset.x[:, 0]))[0])
-    assert divided.dataset.x[place, 0] == 4  # of 1, 2, 4, 50 and 60, not of the test row
-    assert divided.dataset.columns.columns[0] == Column("c", "number", fill=4.0)
+    assert divided.dataset.x[place, 0] == 2  # of 1, 2 and 4, which outweigh 50 and 60; not of the test row
+    assert divided.dataset.columns.columns[0] == Column("c", "number", fill=2.0)
     assert np.isfinite(divided.dataset.x).all()
 
 

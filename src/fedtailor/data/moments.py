@@ -1,0 +1,157 @@
+"""Mean and deviation of features over many sites: each site computes its own, and the server merges them.
+
+The merged values are those of all examples at once but for rounding (Chan, Golub and LeVeque 1979, "Updating formulae
+and a pairwise algorithm for computing sample variances"). A simulation computes them the same way, client by client, so
+its bits are those of sites that keep their examples to themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedtailor.core.errors import DataError
+from fedtailor.data.dataset import Normalization
+
+LEAST_ROWS = 10
+"""The fewest training examples of which a real site tells moments and medians. The mean of one example is the example,
+and mean and deviation of two give both. Those of ten give no single one, unless others are known; a median can still be
+the cell of an example, but does not say of which. A simulation merges all clients, however small."""
+_CHUNK = 2**22
+"""Numbers of which moments are computed at once."""
+_MOST_VALUES = 2**40
+"""Of a feature at one site, so that float64 holds every sum over sites."""
+_LARGEST = float(np.finfo(np.float32).max)
+_SMALLEST_DEVIATION = 1e-12
+"""A feature that varies less is constant."""
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Count, mean and squared deviations of every feature of a table, or of every channel of images."""
+
+    count: int
+    """Values of each feature: examples, times pixels."""
+    mean: np.ndarray  # (features,), float64; 0 if there are no values
+    squares: np.ndarray  # (features,), float64
+    """Sums of the squared differences from the mean."""
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the moments as an object for JSON, which keeps every bit."""
+        return {"count": self.count, "mean": self.mean.tolist(), "squares": self.squares.tolist()}
+
+    @classmethod
+    def from_record(cls, record: Any, width: int) -> Moments:
+        """Return the moments that :meth:`to_record` wrote.
+
+        Args:
+            record: from anyone.
+            width: number of features or channels.
+
+        Raises:
+            DataError: it is no such record, or holds impossible numbers.
+        """
+        if type(record) is not dict or set(record) != {"count", "mean", "squares"}:
+            raise _refuse("moments", "an object with count, mean and squares", record)
+        count = record["count"]
+        if type(count) is not int or not 0 <= count <= _MOST_VALUES:
+            raise _refuse("count of moments", f"a whole number from 0 to {_MOST_VALUES}", count)
+        largest = _LARGEST if count else 0.0
+        mean = _numbers("mean", record["mean"], width, -largest, largest)
+        squares = _numbers("squares", record["squares"], width, 0.0, count * (2 * largest) ** 2)
+        return cls(count, mean, squares)
+
+
+def moments_of(x: np.ndarray, rows: np.ndarray) -> Moments:
+    """Return the moments of some examples.
+
+    Their bits depend on these examples and on their order in ``x`` only, not on the other examples there.
+
+    Args:
+        x: examples (rows, features) or (rows, height, width, channels).
+        rows: positions of the examples, in any order.
+    """
+    width = x.shape[-1]
+    ordered = np.sort(rows)
+    step = max(_CHUNK // max(math.prod(x.shape[1:]), 1), 1)
+    parts = [_moments(x[ordered[start : start + step]].reshape(-1, width)) for start in range(0, len(ordered), step)]
+    return merge_moments(parts) if parts else Moments(0, np.zeros(width), np.zeros(width))
+
+
+def _moments(values: np.ndarray) -> Moments:
+    """Return the moments of at least one row of values (rows, features)."""
+    offset = values[0].astype(np.float64)  # which makes those of a constant feature exact
+    shifted = values.astype(np.float64)
+    shifted -= offset
+    center = shifted.sum(0) / len(shifted)
+    shifted -= center
+    np.square(shifted, out=shifted)
+    return Moments(len(shifted), offset + center, shifted.sum(0))
+
+
+def merge_moments(parts: Sequence[Moments]) -> Moments:
+    """Return the moments of all examples together, from those of each site, in the order of client ids.
+
+    Raises:
+        ValueError: there are no parts.
+        DataError: they have different numbers of features.
+    """
+    if not parts:
+        raise ValueError("moments of no sites")
+    merged = parts[0]
+    for part in parts[1:]:
+        if len(part.mean) != len(merged.mean):
+            raise _refuse("moments", f"of {len(merged.mean)} features, as those before", len(part.mean))
+        merged = _merged(merged, part)
+    return merged
+
+
+def _merged(first: Moments, second: Moments) -> Moments:
+    if second.count == 0:
+        return first
+    if first.count == 0:
+        return second
+    count = first.count + second.count
+    step = second.mean - first.mean
+    mean = first.mean + step * (second.count / count)
+    between = step**2 * (first.count * (second.count / count))
+    return Moments(count, mean, first.squares + second.squares + between)
+
+
+def normalization_of(moments: Moments, white: float) -> Normalization:
+    """Return mean and standard deviation of values scaled by ``white``; a constant feature gets the deviation 1.
+
+    Args:
+        moments: of at least one example.
+        white: see :attr:`fedtailor.data.dataset.Dataset.white`.
+    """
+    deviation = np.sqrt(moments.squares / moments.count) / white
+    deviation = np.where(deviation > _SMALLEST_DEVIATION, deviation, 1.0)
+    mean = moments.mean / white
+    return Normalization(tuple(map(float, mean)), tuple(map(float, deviation)))
+
+
+def _numbers(what: str, values: Any, width: int, low: float, high: float) -> np.ndarray:
+    """Return a list of JSON as numbers (width,), if all are within the range.
+
+    Raises:
+        DataError: they are not.
+    """
+    allowed = f"{width} numbers from {low:g} to {high:g}"
+    if type(values) is not list or len(values) != width:
+        raise _refuse(f"{what} of moments", allowed, values)
+    for value in values:
+        if type(value) not in (int, float) or not low <= value <= high:  # NaN is not within
+            raise _refuse(f"{what} of moments", allowed, value)
+    return np.array(values, dtype=np.float64)
+
+
+def _refuse(what: str, allowed: str, got: object) -> DataError:
+    shown = repr(got)
+    if len(shown) > 80:
+        shown = f"{shown[:79]}…"
+    return DataError(f"{what} must be {allowed}, got {shown}.", key="moments", allowed=allowed, got=shown)
