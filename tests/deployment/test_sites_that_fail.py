@@ -216,7 +216,9 @@ BAD_ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("kind", some(BAD_ANSWERS, {"nan", "no upload", "cut", "metrics of another form", "another round"}))
+@pytest.mark.parametrize(
+    "kind", some(BAD_ANSWERS, {"nan", "no upload", "cut", "metrics of another form", "another round"})
+)
 @pytest.mark.parametrize("name", some(METHODS, {"fedpac"}))
 def test_a_bad_answer_changes_nothing_for_the_other_sites(tmp_path, name, kind):
     world = world_of(tmp_path, name, federation={"rounds": 2}, deploy={**PATIENCE, "deadline": 0.1})

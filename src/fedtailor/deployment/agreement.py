@@ -21,7 +21,7 @@ from fedtailor.core.task import Task
 from fedtailor.data.column_summaries import ColumnSummaries, merge_summaries
 from fedtailor.data.columns import Columns
 from fedtailor.data.input_specification import InputSpecification
-from fedtailor.data.moments import Moments, merge_moments, to_normalization
+from fedtailor.data.moments import Moments, merge_moments, normalization_of
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange
 from fedtailor.deployment.options import SHARED, DeployOptions, FederationFile
@@ -133,8 +133,11 @@ def agree(exchange: Exchange, file: FederationFile, names: Sequence[str], new: S
     begun = talk.ask("begin", {"moments": by_training}, plan=plan)
     if by_training:
         known = [client for client, is_new in enumerate(new) if not is_new]
-        moments = merge_moments([Moments.from_record(begun[client].get("moments")) for client in known])
-        normalize = to_normalization(moments, facts["white"])
+        width = inputs.shape[0]
+        moments = merge_moments([Moments.from_record(begun[client].get("moments"), width) for client in known])
+        if moments.count == 0:
+            raise _no_training_example()
+        normalize = normalization_of(moments, inputs.white)
         inputs = dataclasses.replace(inputs, mean=np.array(normalize.mean), std=np.array(normalize.std))
         plan = dataclasses.replace(plan, inputs=inputs)
     members = []
@@ -270,11 +273,10 @@ def _columns(talk: _Talk, names: Sequence[str], new: Sequence[bool], what: Mappi
     heads = talk.ask("columns", what)
     known = [client for client, is_new in enumerate(new) if not is_new]
     summaries = [ColumnSummaries.from_record(heads[client].get("columns")) for client in known]
-    merged = merge_summaries(summaries, sites=[names[client] for client in known])
-    if merged is None:
+    merged = merge_summaries(summaries, [names[client] for client in known])
+    if merged.columns is None:
         raise DataError("no column has a value in the training examples of the sites.", key="site.data", got="none")
-    unused = sorted({str(each) for client in known for each in heads[client].get("unused", [])})
-    return Columns(merged.columns.columns, (*unused, *merged.left_out))
+    return merged.columns
 
 
 def _inputs(
@@ -336,13 +338,17 @@ def _checked(agreement: Agreement) -> Agreement:
     schedule = agreement.plan.config.schedule
     roster = agreement.roster()
     if not roster.trainable_clients:
-        raise DataError("no site has a training example.", key="site.data", allowed="training examples", got=0)
+        raise _no_training_example()
     schedule.check_validation(roster.validates)
     silent = [member.name for member in agreement.members if "scores" not in member.share]
     if schedule.watches_validation and silent:
         message = f"validation scores are to decide, and site '{silent[0]}' does not share scores."
         raise DataError(message, key="site.share", allowed="scores", got=silent[0])
     return agreement
+
+
+def _no_training_example() -> DataError:
+    return DataError("no site has a training example.", key="site.data", allowed="training examples", got=0)
 
 
 def _own_build() -> str:

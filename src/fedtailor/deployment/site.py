@@ -23,6 +23,7 @@ from fedtailor.core.metrics import Scores, per_client
 from fedtailor.core.packing import pack_upload, packed_bytes, unpack_download
 from fedtailor.core.tree import leaves
 from fedtailor.data.column_summaries import summarize
+from fedtailor.data.moments import LEAST_ROWS
 from fedtailor.data.options import DataOptions
 from fedtailor.deployment.audit import Audit
 from fedtailor.deployment.envelope import Envelope
@@ -47,8 +48,6 @@ from fedtailor.simulation.clients import LocalClients, PersonalizeReply, TrainRe
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest, TrainRequest
 
-LEAST_EXAMPLES = 10
-"""Training examples without which a site does not say means, deviations and medians of its table."""
 _STATES = "states"
 
 log = logging.getLogger("fedtailor.site")
@@ -149,16 +148,17 @@ class Site:
         rows = divide_site(len(dataset.y), dataset.num_official_train, dataset.groups, data, seed)
         self._refuse_few(len(rows.train))
         record = summarize(dataset.x, dataset.raw, rows.train).to_record()
-        head = {"kind": "columns", "columns": record, "unused": list(dataset.raw.unused)}
-        return Envelope(head, {}), {"medians and categories of columns": len(str(record))}
+        return Envelope({"kind": "columns", "columns": record}, {}), {
+            "medians and categories of columns": len(str(record))
+        }
 
     def _refuse_few(self, count: int) -> None:
-        if 0 < count < LEAST_EXAMPLES:
+        if 0 < count < LEAST_ROWS:
             raise DataError(
-                f"the site has {count} training examples: means and medians of fewer than {LEAST_EXAMPLES} say too "
+                f"the site has {count} training examples: means and medians of fewer than {LEAST_ROWS} say too "
                 "much about each of them. Give data.mean and data.std in federation.toml, or leave the site out.",
                 key="site.data",
-                allowed=f"{LEAST_EXAMPLES} or more",
+                allowed=f"{LEAST_ROWS} or more",
                 got=count,
             )
 

@@ -1,0 +1,115 @@
+"""Sites with their own folders of pictures, tables with text and empty cells, and arrays: as a simulation of them."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedtailor.core.errors import ConfigError, DataError, RunError
+from fedtailor.data.input_specification import read_input_specification
+from fedtailor.deployment.agreement import merge_classes
+from sites import VALUES, World, divide_digits, write_arrays
+from test_equal_bits import assert_same_run
+
+NAMES = ("clinic", "hospital", "office", "practice")
+
+
+def write_pictures(folder, name):
+    """Write gray pictures by class; one site has a test part of its own and lacks a class."""
+    generator = np.random.default_rng(sum(map(ord, name)))
+    classes = ("healthy", "sick") if name == "clinic" else ("healthy", "other", "sick")
+    parts = ("train", "test") if name == "practice" else ("",)
+    for part in parts:
+        for label, size in zip(classes, (21, 17, 23), strict=False):
+            place = folder / part / label
+            place.mkdir(parents=True)
+            for number in range(size):
+                pixels = generator.integers(0, 256, (12, 12), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{number}.png")
+
+
+def write_table(folder, name, *, rows=40):
+    """Write a table with numbers, text, empty cells, patients, and a column that is empty at one site."""
+    generator = np.random.default_rng(sum(map(ord, name)))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lines = ["age,sex,dose,note,patient,diagnosis"]
+    for row in range(rows):
+        age = "" if row % 7 == 3 else f"{generator.normal(60, 12):.1f}"
+        sex = "" if row % 11 == 5 else generator.choice(["f", "m"] if name == "clinic" else ["d", "f", "m"])
+        dose = f"{generator.normal(0, 1):.3f}"
+        note = "" if name == "office" else f"{generator.normal(5, 1):.2f}"
+        diagnosis = generator.choice(["benign", "malignant"])
+        lines.append(f"{age},{sex},{dose},{note},{name}-{row // 3},{diagnosis}")
+    folder.with_suffix(".csv").write_text("\n".join(lines) + "\n")
+
+
+def world_of(path, write, *, data=None, site=None, **values):
+    """Return a world of four sites, one of them new."""
+    settings = {**VALUES, "algorithm": {"name": "pfedfda"}, "data": data or {}, **values}
+    return World(path, names=NAMES, new=("hospital",), values=settings, site=site or {}).write(write)
+
+
+@pytest.mark.parametrize("data", [{"image_size": 8}, {"normalize": "training", "val_fraction": 0.2}], ids=str)
+def test_folders_of_pictures(tmp_path, data):
+    world = world_of(tmp_path, write_pictures, data=data)
+    world.serve()
+    assert_same_run(world, world.simulate())
+
+
+@pytest.mark.parametrize("site", [{}, {"group": "patient"}], ids=["rows", "patients"])
+def test_tables(tmp_path, site):
+    world = world_of(tmp_path, write_table, site={"label_column": "diagnosis", **site}, model={"name": "mlp"})
+    world.serve()
+    simulated = world.simulate(data={"path": str(tmp_path / "all"), "new_clients": ["hospital"], **site})
+    assert_same_run(world, simulated)
+    served = read_input_specification(tmp_path / "server" / "runs" / "0001")
+    inputs = read_input_specification(simulated)
+    assert served.columns == inputs.columns
+    assert served.mean.tolist() == inputs.mean.tolist()
+    assert served.std.tolist() == inputs.std.tolist()
+
+
+def test_a_site_with_few_rows_does_not_say_its_means(tmp_path):
+    world = world_of(tmp_path, lambda folder, name: write_table(folder, name, rows=11 if name == "office" else 40))
+    with pytest.raises(RunError, match="site 'office' refuses: the site has 8 training examples: means and medians"):
+        world.serve()
+
+
+def refused(tmp_path, write, message, **options):
+    world = world_of(tmp_path, write, **options)
+    with pytest.raises((DataError, ConfigError, RunError), match=message):
+        world.serve()
+    assert not world.path.joinpath("server/runs/0001").exists()
+
+
+def test_pictures_of_two_sizes_are_refused_with_both(tmp_path):
+    data = divide_digits(NAMES)
+
+    def write(folder, name):
+        x, y = data[name]
+        write_arrays(folder, x.repeat(2, axis=1).repeat(2, axis=2) if name == "office" else x, y)
+
+    refused(
+        tmp_path, write, r"differ in shape: .* has \[1, (8, 8|16, 16)\], and .* has \[1, (8, 8|16, 16)\].*image_size"
+    )
+
+
+def test_tables_with_other_columns_are_refused(tmp_path):
+    def write(folder, name):
+        write_table(folder, name)
+        if name == "office":
+            path = folder.with_suffix(".csv")
+            path.write_text(path.read_text().replace("dose", "quantity"))
+
+    refused(tmp_path, write, "differ in columns.*dose.*quantity|differ in columns.*quantity.*dose")
+
+
+def test_a_class_that_the_server_does_not_name_is_refused(tmp_path):
+    deploy = {"classes": ["healthy", "sick"]}
+    message = "has a class 'other' that the model does not know"
+    refused(tmp_path, write_pictures, message, data={"image_size": 8}, deploy=deploy)
+
+
+def test_names_of_classes_are_merged_in_their_order():
+    assert merge_classes([("b", "a"), ("b", "a")]) == ("b", "a")
+    assert merge_classes([("b",), ("a", "c")]) == ("a", "b", "c")
+    assert merge_classes([("10", "9"), ("1",)]) == ("1", "9", "10")
