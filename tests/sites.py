@@ -12,6 +12,9 @@ from fedtailor.deployment.envelope import from_bytes, to_bytes
 from fedtailor.deployment.server import serve_rounds
 from fedtailor.deployment.site import open_site
 from fedtailor.deployment.transport import SiteFailure
+from fedtailor.experiment.records import read_run
+from fedtailor.simulation.checkpoint import read_final_state
+from fedtailor.testing.runs import assert_same_bits
 
 NAMES = ("clinic", "hospital", "practice")
 VALUES = {
@@ -131,6 +134,27 @@ class World:
         out = self.path / "simulation"
         fedtailor.run(fedtailor.make_config({**values, "engine": {"name": "reference"}}), out=out)
         return out
+
+
+def assert_same_run(world, simulated):
+    """Assert that the server and the sites hold what a simulation has written."""
+    served = read_run(world.path / "server" / "runs" / "0001")
+    simulation = read_run(simulated)
+    for name in ("metrics", "new_clients", "sites", "bytes", "steps"):
+        assert served.result.get(name) == simulation.result.get(name), name
+    assert [without_seconds(line) for line in served.rounds] == [without_seconds(line) for line in simulation.rounds]
+    assert served.clients == simulation.clients
+    states = [read_final_state(run.path / "checkpoints", modules={"fedtailor"}) for run in (served, simulation)]
+    assert_same_bits(states[0].server, states[1].server)
+    assert states[0].client_rounds == states[1].client_rounds
+    for name in world.order:
+        file = f"models/{name}.safetensors"
+        assert (world.path / "sites" / name / "model" / file).read_bytes() == (simulated / file).read_bytes(), name
+
+
+def without_seconds(line):
+    """Return a round's record without what depends on the clock."""
+    return {key: value for key, value in line.items() if key != "seconds"}
 
 
 def _toml(values):

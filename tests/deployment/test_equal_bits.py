@@ -6,10 +6,7 @@ import pytest
 
 import fedtailor
 from fedtailor.algorithms import ALGORITHMS
-from fedtailor.experiment.records import read_run
-from fedtailor.simulation.checkpoint import read_final_state
-from fedtailor.testing.runs import assert_same_bits
-from sites import VALUES, World, divide_digits, write_arrays
+from sites import VALUES, World, assert_same_run, divide_digits, write_arrays
 
 NAMES = ("clinic", "hospital", "office", "practice")
 DATA = divide_digits(NAMES, rows=40)
@@ -24,27 +21,6 @@ def world_of(path, **values):
     """Return a world of digits with a new site."""
     world = World(path, names=NAMES, new=("hospital",), values={**VALUES, **SCHEDULE, **values})
     return world.write(lambda folder, name: write_arrays(folder, *DATA[name]))
-
-
-def assert_same_run(world, simulated):
-    """Assert that the server and the sites hold what a simulation has written."""
-    served = read_run(world.path / "server" / "runs" / "0001")
-    simulation = read_run(simulated)
-    for name in ("metrics", "new_clients", "sites", "bytes", "steps"):
-        assert served.result.get(name) == simulation.result.get(name), name
-    assert [without_seconds(line) for line in served.rounds] == [without_seconds(line) for line in simulation.rounds]
-    assert served.clients == simulation.clients
-    states = [read_final_state(run.path / "checkpoints", modules={"fedtailor"}) for run in (served, simulation)]
-    assert_same_bits(states[0].server, states[1].server)
-    assert states[0].client_rounds == states[1].client_rounds
-    for name in world.order:
-        file = f"models/{name}.safetensors"
-        assert (world.path / "sites" / name / "model" / file).read_bytes() == (simulated / file).read_bytes(), name
-
-
-def without_seconds(line):
-    """Return a round's record without what depends on the clock."""
-    return {key: value for key, value in line.items() if key != "seconds"}
 
 
 ALWAYS = {"fedavg", "fedpac", "fedrep", "knn_per", "local", "pfedbayes", "pfedfda", "pfedvem", "scaffold"}

@@ -7,17 +7,16 @@ from PIL import Image
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.data.input_specification import read_input_specification
 from fedtailor.deployment.agreement import merge_classes
-from sites import VALUES, World, divide_digits, write_arrays
-from test_equal_bits import assert_same_run
+from sites import VALUES, World, assert_same_run, divide_digits, write_arrays
 
 NAMES = ("clinic", "hospital", "office", "practice")
 
 
-def write_pictures(folder, name):
-    """Write gray pictures by class; one site has a test part of its own and lacks a class."""
+def write_pictures(folder, name, *, divided=()):
+    """Write gray pictures by class; one site lacks a class, and those in ``divided`` have a test part."""
     generator = np.random.default_rng(sum(map(ord, name)))
     classes = ("healthy", "sick") if name == "clinic" else ("healthy", "other", "sick")
-    parts = ("train", "test") if name == "practice" else ("",)
+    parts = ("train", "test") if name in divided else ("",)
     for part in parts:
         for label, size in zip(classes, (21, 17, 23), strict=False):
             place = folder / part / label
@@ -27,18 +26,19 @@ def write_pictures(folder, name):
                 Image.fromarray(pixels).save(place / f"{number}.png")
 
 
-def write_table(folder, name, *, rows=40):
+def write_table(folder, name, *, rows=40, patients=False):
     """Write a table with numbers, text, empty cells, patients, and a column that is empty at one site."""
     generator = np.random.default_rng(sum(map(ord, name)))
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lines = ["age,sex,dose,note,patient,diagnosis"]
+    lines = ["age,sex,dose,note,diagnosis" + ",patient" * patients]
     for row in range(rows):
         age = "" if row % 7 == 3 else f"{generator.normal(60, 12):.1f}"
         sex = "" if row % 11 == 5 else generator.choice(["f", "m"] if name == "clinic" else ["d", "f", "m"])
         dose = f"{generator.normal(0, 1):.3f}"
         note = "" if name == "office" else f"{generator.normal(5, 1):.2f}"
         diagnosis = generator.choice(["benign", "malignant"])
-        lines.append(f"{age},{sex},{dose},{note},{name}-{row // 3},{diagnosis}")
+        patient = f",{name}-{row // 3}" * patients
+        lines.append(f"{age},{sex},{dose},{note},{diagnosis}{patient}")
     folder.with_suffix(".csv").write_text("\n".join(lines) + "\n")
 
 
@@ -55,9 +55,18 @@ def test_folders_of_pictures(tmp_path, data):
     assert_same_run(world, world.simulate())
 
 
+def test_folders_of_pictures_that_come_with_a_test_part(tmp_path):
+    world = world_of(tmp_path, lambda folder, name: write_pictures(folder, name, divided=NAMES), data={"image_size": 8})
+    world.serve()
+    assert_same_run(world, world.simulate())
+
+
 @pytest.mark.parametrize("site", [{}, {"group": "patient"}], ids=["rows", "patients"])
 def test_tables(tmp_path, site):
-    world = world_of(tmp_path, write_table, site={"label_column": "diagnosis", **site}, model={"name": "mlp"})
+    def write(folder, name):
+        write_table(folder, name, patients=bool(site))
+
+    world = world_of(tmp_path, write, site={"label_column": "diagnosis", **site})
     world.serve()
     simulated = world.simulate(data={"path": str(tmp_path / "all"), "new_clients": ["hospital"], **site})
     assert_same_run(world, simulated)
@@ -91,6 +100,13 @@ def test_pictures_of_two_sizes_are_refused_with_both(tmp_path):
     refused(
         tmp_path, write, r"differ in shape: .* has \[1, (8, 8|16, 16)\], and .* has \[1, (8, 8|16, 16)\].*image_size"
     )
+
+
+def test_a_test_part_at_some_sites_only_is_refused(tmp_path):
+    def write(folder, name):
+        write_pictures(folder, name, divided=("practice",))
+
+    refused(tmp_path, write, "'practice' come with a test part, and those of 'clinic' do not: set data.test")
 
 
 def test_tables_with_other_columns_are_refused(tmp_path):

@@ -117,10 +117,8 @@ def agree(exchange: Exchange, file: FederationFile, names: Sequence[str], new: S
 
     heads = talk.ask("describe", {"data": data}, check=check)
     facts = described[0]
-    if any(each["has_test"] for each in described.values()) and file.config.data.test == "auto":
-        data["test"] = "given"
-    elif file.config.data.test == "auto":
-        data["test"] = "own"
+    if file.config.data.test == "auto":
+        data["test"] = _test_policy(names, described)
     config = dataclasses.replace(file.config, data=dataclasses.replace(file.config.data, test=data["test"]))
     seed = config.seeds[0] if config.data.seed == "run" else config.data.seed
     columns = None
@@ -266,6 +264,25 @@ def _check_alike(names: Sequence[str], described: Mapping[int, Mapping[str, Any]
                     f"has {there!s:.200}.{_HINTS.get(key, '')}"
                 )
                 raise DataError(message, key=f"data.{key}", allowed=str(here)[:200], got=str(there)[:200])
+
+
+def _test_policy(names: Sequence[str], described: Mapping[int, Mapping[str, Any]]) -> str:
+    """Return where test examples come from: all sites have a test part of their own, or none has.
+
+    Raises:
+        DataError: some sites have one.
+    """
+    with_test = [names[client] for client, each in sorted(described.items()) if each["has_test"]]
+    without = [names[client] for client, each in sorted(described.items()) if not each["has_test"]]
+    if with_test and without:
+        raise DataError(
+            f"the data of site '{with_test[0]}' come with a test part, and those of '{without[0]}' do not: set data.test "
+            "in federation.toml to 'own' (every site takes a share of all its examples) or 'given'.",
+            key="data.test",
+            allowed=["own", "given"],
+            got="auto",
+        )
+    return "given" if with_test else "own"
 
 
 def _columns(talk: _Talk, names: Sequence[str], new: Sequence[bool], what: Mapping[str, Any]) -> Columns:

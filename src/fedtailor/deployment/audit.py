@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fedtailor.core.atomic import append_lines, to_json
 from fedtailor.core.reading import read_lines
@@ -20,6 +20,8 @@ from fedtailor.deployment.envelope import Envelope
 
 AUDIT_FILE = "audit.jsonl"
 PAGE_FILE = "what-leaves.md"
+_NAMED = ("kind", "run", "round", "attempt")
+"""What a line repeats of the head of a message."""
 
 
 class Audit:
@@ -42,7 +44,7 @@ class Audit:
         Raises:
             RunError: the log cannot be written; then nothing must be sent.
         """
-        head = {key: envelope.head[key] for key in ("kind", "run", "round", "attempt") if key in envelope.head}
+        head: dict[str, Any] = {key: envelope.head[key] for key in _NAMED if key in envelope.head}
         blobs = {name: hashlib.sha256(blob).hexdigest() for name, blob in sorted(envelope.blobs.items())}
         record: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -93,8 +93,12 @@ def test_a_column_without_any_value_is_left_out(tmp_path):
     folder = write(tmp_path / "d", a=column(["", "NA"]), b=column(["?", ""]))
     dataset, findings = read(folder)
     assert ("skipped", "empty_column") in findings.counts and "'c'" in findings.problems[0].message
-    assert [each.name for each in dataset.raw.columns] == ["n"] and "c" in dataset.raw.unused
-    assert load_own(str(folder), DataOptions(path=str(folder))).x.shape == (4, 1)
+    assert [each.name for each in dataset.raw.columns] == ["c", "n"]
+    assert np.isnan(dataset.x[:, 0]).all()
+    used = build(DataOptions(path=str(folder), test_share=0.0), run_seed=0).dataset
+    assert used.x.shape == (4, 1)
+    assert used.columns.names == ("n",)
+    assert "c" in used.columns.unused
     _, findings = read(write(tmp_path / "e", a="c,label\n,x\n,y\n"))
     assert [one.kind for one in findings.errors] == ["no_features"]
 

@@ -29,7 +29,8 @@ class Joined(NamedTuple):
 def join_tables(tables: Sequence[Table], options: DataOptions, findings: Findings) -> Joined | None:
     """Return the features of tables with the same columns in any order; None, with the problems added, after an error.
 
-    Columns without a value in any table are left out.
+    A column without a value in any table stays, as one of empty cells: another site may have values there. It is left
+    out when the features are made, unless that site takes part.
     """
     names = tables[0].roles.feature_names
     if options.missing == "refuse":
@@ -60,11 +61,9 @@ def join_tables(tables: Sequence[Table], options: DataOptions, findings: Finding
                 f"if it says which rows belong together, such as those of a patient: {option}."
             )
             tables[0].place.warning("identifier", message)
-    if len(used) < len(names):
-        x = [each[:, used] for each in x]
     roles = tables[0].roles
-    features = {column.name for column in columns}
-    return Joined(x, RawTable(columns, tuple(name for name in roles.header if name not in features)))
+    every = tuple(RawColumn(name, texts.get(name, ())) for name in names)
+    return Joined(x, RawTable(every, tuple(name for name in roles.header if name not in names)))
 
 
 def _texts(tables: Sequence[Table], names: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
