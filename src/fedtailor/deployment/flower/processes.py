@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import ssl
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 
 from fedtailor.core.atomic import write_whole
 from fedtailor.core.errors import RunError, one_line
-from fedtailor.deployment.keys import read_public_key
+from fedtailor.deployment.keys import read_public_key, write_private
 from fedtailor.deployment.supervise import Child, Ended, Supervisor
 
 _START_SECONDS = 90.0
@@ -43,8 +44,11 @@ folder = ""
 
 _REASONS = (
     ("CERTIFICATE_VERIFY_FAILED", "the server's certificate is not signed by this site's CA; copy ca.crt again"),
-    ("[code: 2005]", "the server does not know this site's key; register its public key with `fedtailor deploy add`"),
-    ("already", "the server still counts this key as connected: after a crash it does so for about a minute"),
+    (
+        "[code: 2004]",
+        "the server refuses this site's key: it is not registered (`fedtailor deploy add`), or in use by another "
+        "process; after a crash the server counts it as in use for about a minute",
+    ),
     ("Connection refused", "the server does not answer: it is not running, or a firewall is between"),
     ("Name or service not known", "the name of the server cannot be resolved"),
     ("timed out", "the server does not answer: it is not running, or a firewall is between"),
@@ -88,10 +92,14 @@ class ServerProcesses:
             command += ["--enable-supernode-auth", "--ssl-ca-certfile", str(self._folder / "ca.crt")]
             command += ["--ssl-certfile", str(self._folder / "server.pem")]
             command += ["--ssl-keyfile", str(self._folder / "server.key")]
-        self._start("superlink", command)
+        secret = self._folder / "superexec.secret"
+        write_private(secret, secrets.token_bytes(32))
+        only_ours = ["--superexec-auth-secret-file", str(secret)]  # nobody else who reaches the port gets its tasks
+        self._start("superlink", [*command, *only_ours])
         self._wait_for_health()
         roots = ["--insecure"] if self._insecure else ["--root-certificates", str(self._folder / "ca.crt")]
-        self._start("superexec", [_program("flower-superexec"), "--runtime-api-address", self._address, *roots])
+        command = [_program("flower-superexec"), "--runtime-api-address", self._address]
+        self._start("superexec", [*command, *roots, *only_ours])
 
     def register(self, keys: Mapping[str, Path]) -> dict[str, int]:
         """Register the public keys of sites that are not registered yet, and return the node ids of all by name.
