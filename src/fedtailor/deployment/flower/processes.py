@@ -49,10 +49,11 @@ _REASONS = (
         "the server refuses this site's key: it is not registered (`fedtailor deploy add`), or in use by another "
         "process; after a crash the server counts it as in use for about a minute",
     ),
-    ("Connection refused", "the server does not answer: it is not running, or a firewall is between"),
-    ("Name or service not known", "the name of the server cannot be resolved"),
-    ("timed out", "the server does not answer: it is not running, or a firewall is between"),
+    ("Connection attempt failed", "the server does not answer: it is not running, or a firewall is between"),
 )
+"""What a SuperNode prints when something is wrong, and what it means; the first that is found counts."""
+_STUCK = ("Giving up reconnection", "Server error '", "Client error '")
+"""What a SuperNode prints when its loop has ended and its process goes on without it, seen with Flower 1.41."""
 
 
 class ServerProcesses:
@@ -212,6 +213,7 @@ class SiteProcesses:
         if not insecure:
             self._trust = ["--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
         self._env = _environment(self._own)
+        self._accepted: int | None = None
         self._supervisor = Supervisor(self._own)
 
     def start(self, resident: list[str] | None = None) -> None:
@@ -223,17 +225,27 @@ class SiteProcesses:
         asked = resident or [sys.executable, "-m", "fedtailor.deployment.resident", str(self._folder)]
         self._start("resident", asked)
         command = [_program("flower-supernode"), "--superlink", self._address, *self._trust]
-        command += ["--port", str(_free_port()), "--max-retries", "3"]
+        command += ["--port", str(_free_port())]
         command += ["--node-config", f"folder={json.dumps(str(self._folder))}"]
         self._start("supernode", command)
 
     def watch(self) -> list[Ended]:
         """Start again what has died, and return what has died since the last call; see :func:`explain`."""
+        if any(sign in self._supervisor.output("supernode") for sign in _STUCK):
+            self._supervisor.kill("supernode")
         return self._supervisor.watch()
+
+    def problem(self) -> str | None:
+        """Return in a sentence why the site does not reach the server now; None if nothing is known to be wrong."""
+        _, _, since = self._supervisor.output("supernode").rpartition("Connection successful")
+        return _reason(since)
 
     def is_connected(self) -> bool:
         """Tell whether the present SuperNode has been accepted by the server."""
-        return self._supervisor.is_running("supernode") and "SuperNode ID" in self._supervisor.output("supernode")
+        pid = self._supervisor.pid("supernode")
+        if pid != self._accepted and "SuperNode ID" in self._supervisor.output("supernode"):
+            self._accepted = pid  # the line is lost when much is printed after it
+        return self._supervisor.is_running("supernode") and pid == self._accepted
 
     def stop(self) -> None:
         """End both programs and all that they started."""
@@ -245,13 +257,16 @@ class SiteProcesses:
 
 def explain(ended: Ended) -> str:
     """Say in one sentence why a process of a site or server ended."""
-    if ended.name == "supernode":
-        for sign, reason in _REASONS:
-            if sign in ended.output:
-                return reason
+    reason = _reason(ended.output) if ended.name == "supernode" else None
+    if reason is not None:
+        return reason
     if ended.code < 0:
         return f"{ended.name} was killed by signal {-ended.code}"
     return f"{ended.name} ended with code {ended.code}: {_last_line(ended.output)}"
+
+
+def _reason(output: str) -> str | None:
+    return next((reason for sign, reason in _REASONS if sign in output), None)
 
 
 def _environment(folder: Path) -> dict[str, str]:
