@@ -1,4 +1,4 @@
-"""The transport with a grid that the test answers by hand: who is asked, whose replies count, what damaged ones become."""
+"""The transport with a grid that the test answers by hand: whose replies count, and what damaged ones become."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ class HandGrid:
 
 @pytest.fixture
 def grid(monkeypatch):
-    for name, value in (("run_id", 1), ("node_id", 1), ("task_id", 1)):
+    for name, value in (("_run_id", 1), ("_node_id", 1), ("_task_id", 1)):
         monkeypatch.setattr(TaskIdentity, name, value)
     return HandGrid()
 

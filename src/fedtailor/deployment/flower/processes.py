@@ -76,7 +76,7 @@ class ServerProcesses:
         reached = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
         self._address = f"{reached}:{port}"
         self._port = port
-        self._env = _environment(self._folder)
+        self._env = _environment(self._folder, poll=1.0)  # it starts one program, at the start of a run
         self._supervisor = Supervisor(self._folder)
 
     def start(self) -> None:
@@ -212,7 +212,7 @@ class SiteProcesses:
         self._trust = ["--insecure"]
         if not insecure:
             self._trust = ["--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
-        self._env = _environment(self._own)
+        self._env = _environment(self._own, poll=0.05)  # it starts one for every message
         self._accepted: int | None = None
         self._supervisor = Supervisor(self._own)
 
@@ -269,7 +269,8 @@ def _reason(output: str) -> str | None:
     return next((reason for sign, reason in _REASONS if sign in output), None)
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def _environment(folder: Path, poll: float) -> dict[str, str]:
+    """Return the environment of Flower's programs; SuperExec looks for work every ``poll`` seconds."""
     programs = str(Path(sys.executable).parent)
     return {
         **os.environ,
@@ -278,7 +279,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(poll),
         "OMP_NUM_THREADS": "1",
     }
 
