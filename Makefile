@@ -7,7 +7,11 @@ TORCH := $(shell grep '^torch==' requirements.lock)
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-all test-faults test-faults-full lint types format docs clean
+# Flower needs older versions of some packages, so it has an environment of its own.
+FLOWER := .venv-flower
+FLOWER_TORCH := $(shell grep '^torch==' requirements-flower.lock)
+
+.PHONY: demo demo-sites test test-all test-sites test-faults test-faults-full lint types format docs clean
 
 # Types are checked beside the tests, and reported after them.
 define types_beside
@@ -35,6 +39,14 @@ test-faults: $(VENV)/.installed-test
 test-faults-full: $(VENV)/.installed-test
 	FEDTAILOR_FAULTS=full $(PYTEST) tests/faults
 
+# three sites and a server as real processes on this machine, over TLS
+demo-sites: $(FLOWER)/.installed
+	$(FLOWER)/bin/fedtailor deploy demo
+
+# the transport over Flower: TLS, node keys, killed and restarted processes
+test-sites: $(FLOWER)/.installed
+	$(FLOWER)/bin/python -m pytest tests/deployment tests/deployment_flower
+
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,7 +62,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python tools/write_pages.py
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # torch comes first and exactly pinned: a looser resolution elsewhere could pull another build of several gigabytes
 $(VENV)/.installed: requirements.lock pyproject.toml
@@ -63,4 +75,12 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 
 $(VENV)/.installed-test: requirements-test.lock $(VENV)/.installed
 	$(PIP) install --quiet -r requirements-test.lock
+	@touch $@
+
+$(FLOWER)/.installed: requirements-flower.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedtailor needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	test -x $(FLOWER)/bin/python || $(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --quiet $(FLOWER_TORCH)
+	$(FLOWER)/bin/python -m pip install --quiet -r requirements-flower.lock
+	$(FLOWER)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@

@@ -257,10 +257,12 @@ def test_the_locks_agree_with_the_project():
     run, test = ((ROOT / name).read_text().splitlines() for name in ("requirements.lock", "requirements-test.lock"))
     extras = project["optional-dependencies"]
     needed = {
-        name for extra in set(extras) - set(TRACKERS) for name in names(extras[extra])
-    }  # tests have stand-ins of these
+        name for extra in set(extras) - set(TRACKERS) - {"flower"} for name in names(extras[extra])
+    }  # tests have stand-ins of the trackers
     assert names(project["dependencies"]) <= names(run)
     assert needed <= names(test) and not needed & names(run)
+    flower = (ROOT / "requirements-flower.lock").read_text().splitlines()
+    assert names(project["dependencies"]) | names(extras["flower"]) <= names(flower)
     assert names(extras["plot"]) | names(extras["data"]) <= names(extras["test"]), "tests cover every extra"
     for line in (*run, *test):
         assert not line[:1].isalpha() or re.fullmatch(r"[\w.-]+==[\w.]+", line), f"not an exact version: {line}"

@@ -103,7 +103,7 @@ def test_waits_double_up_to_a_limit_and_begin_again_after_a_long_life(tmp_path, 
 def test_a_killed_child_is_restarted(tmp_path, supervisor, clock):
     supervisor.start(child(tmp_path, SLEEP))
     first = supervisor.pid("child")
-    os.kill(first, signal.SIGKILL)
+    supervisor.kill("child")
     (ended,) = wait_for(supervisor.watch)
     assert ended.code == -signal.SIGKILL
     clock.now += 1

@@ -150,9 +150,9 @@ def test_strangers_are_refused_with_a_reason(deployment, tmp_path):
         finally:
             site.stop()
         reasons[name] = explain(ended[0])
-    assert "register" in reasons["stranger"], reasons
+    assert "not registered" in reasons["stranger"], reasons
     assert "CA" in reasons["wrong"], reasons
-    assert "connected" in reasons["twin"], reasons
+    assert "in use" in reasons["twin"], reasons
 
 
 def test_a_resident_process_that_dies_is_started_again(deployment):

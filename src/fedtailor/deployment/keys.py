@@ -73,7 +73,7 @@ def make_server_keys(folder: Path, hosts: Sequence[str]) -> None:
         .sign(key, hashes.SHA384())
     )
     folder.mkdir(parents=True, exist_ok=True)
-    _write_private(folder / "ca.key", _private_text(key))
+    write_private(folder / "ca.key", _private_text(key))
     write_whole(folder / "ca.crt", _certificate_text(certificate))
     _sign_server(folder, names, certificate, key)
 
@@ -99,7 +99,6 @@ def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
         raise DataError("this is not a private key without a password", path=str(path)) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise DataError("the authority's key and certificate do not belong together", path=str(path))
-    (folder / "server.key").unlink(missing_ok=True)
     _sign_server(folder, names, certificate, key)
 
 
@@ -121,7 +120,7 @@ def make_node_key(path: Path) -> PublicKey:
     )
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write_private(path, text)
+    write_private(path, text)
     write_whole(public_path, public + b"\n")
     return read_public_key(public_path)
 
@@ -165,6 +164,16 @@ def days_left(certificate: Path) -> float:
     return float(left / datetime.timedelta(days=1))
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only this user may read, from its first byte on; one that exists is replaced."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _require_cryptography() -> None:
     try:
         import cryptography  # noqa: F401
@@ -194,7 +203,7 @@ def _sign_server(
         .add_extension(names, critical=False)
         .sign(key, hashes.SHA384())
     )
-    _write_private(folder / "server.key", _private_text(server))
+    write_private(folder / "server.key", _private_text(server))
     write_whole(folder / "server.pem", _certificate_text(certificate))
 
 
@@ -292,12 +301,3 @@ def _refuse_existing(*paths: Path) -> None:
     for path in paths:
         if path.exists():
             raise RunError("the file exists already, and a key is never overwritten", path=str(path))
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    """Write a new file that only this user may read, from its first byte on."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import ssl
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 
 from fedtailor.core.atomic import write_whole
 from fedtailor.core.errors import RunError, one_line
-from fedtailor.deployment.keys import read_public_key
+from fedtailor.deployment.keys import read_public_key, write_private
 from fedtailor.deployment.supervise import Child, Ended, Supervisor
 
 _START_SECONDS = 90.0
@@ -43,12 +44,16 @@ folder = ""
 
 _REASONS = (
     ("CERTIFICATE_VERIFY_FAILED", "the server's certificate is not signed by this site's CA; copy ca.crt again"),
-    ("[code: 2005]", "the server does not know this site's key; register its public key with `fedtailor deploy add`"),
-    ("already", "the server still counts this key as connected: after a crash it does so for about a minute"),
-    ("Connection refused", "the server does not answer: it is not running, or a firewall is between"),
-    ("Name or service not known", "the name of the server cannot be resolved"),
-    ("timed out", "the server does not answer: it is not running, or a firewall is between"),
+    (
+        "[code: 2004]",
+        "the server refuses this site's key: it is not registered (`fedtailor deploy add`), or in use by another "
+        "process; after a crash the server counts it as in use for about a minute",
+    ),
+    ("Connection attempt failed", "the server does not answer: it is not running, or a firewall is between"),
 )
+"""What a SuperNode prints when something is wrong, and what it means; the first that is found counts."""
+_STUCK = ("Giving up reconnection", "Server error '", "Client error '")
+"""What a SuperNode prints when its loop has ended and its process goes on without it, seen with Flower 1.41."""
 
 
 class ServerProcesses:
@@ -73,7 +78,7 @@ class ServerProcesses:
         reached = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
         self._address = f"{reached}:{port}"
         self._port = port
-        self._env = _environment(self._folder)
+        self._env = _environment(self._folder, poll=1.0)  # it starts one program, at the start of a run
         self._supervisor = Supervisor(self._folder)
 
     def start(self) -> None:
@@ -90,10 +95,14 @@ class ServerProcesses:
             command += ["--enable-supernode-auth", "--ssl-ca-certfile", str(self._keys / "ca.crt")]
             command += ["--ssl-certfile", str(self._keys / "server.pem")]
             command += ["--ssl-keyfile", str(self._keys / "server.key")]
-        self._start("superlink", command)
+        secret = self._folder / "superexec.secret"
+        write_private(secret, secrets.token_bytes(32))
+        only_ours = ["--superexec-auth-secret-file", str(secret)]  # nobody else who reaches the port gets its tasks
+        self._start("superlink", [*command, *only_ours])
         self._wait_for_health()
         roots = ["--insecure"] if self._insecure else ["--root-certificates", str(self._keys / "ca.crt")]
-        self._start("superexec", [_program("flower-superexec"), "--runtime-api-address", self._address, *roots])
+        command = [_program("flower-superexec"), "--runtime-api-address", self._address]
+        self._start("superexec", [*command, *roots, *only_ours])
 
     def register(self, keys: Mapping[str, Path]) -> dict[str, int]:
         """Register the public keys of sites that are not registered yet, and return the node ids of all by name.
@@ -205,7 +214,8 @@ class SiteProcesses:
         self._trust = ["--insecure"]
         if not insecure:
             self._trust = ["--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
-        self._env = _environment(self._own)
+        self._env = _environment(self._own, poll=0.05)  # it starts one for every message
+        self._accepted: int | None = None
         self._supervisor = Supervisor(self._own)
 
     def start(self, resident: list[str] | None = None) -> None:
@@ -217,17 +227,27 @@ class SiteProcesses:
         asked = resident or [sys.executable, "-m", "fedtailor.deployment.resident", str(self._folder)]
         self._start("resident", asked)
         command = [_program("flower-supernode"), "--superlink", self._address, *self._trust]
-        command += ["--port", str(_free_port()), "--max-retries", "3"]
+        command += ["--port", str(_free_port())]
         command += ["--node-config", f"folder={json.dumps(str(self._folder))}"]
         self._start("supernode", command)
 
     def watch(self) -> list[Ended]:
         """Start again what has died, and return what has died since the last call; see :func:`explain`."""
+        if any(sign in self._supervisor.output("supernode") for sign in _STUCK):
+            self._supervisor.kill("supernode")
         return self._supervisor.watch()
+
+    def problem(self) -> str | None:
+        """Return in a sentence why the site does not reach the server now; None if nothing is known to be wrong."""
+        _, _, since = self._supervisor.output("supernode").rpartition("Connection successful")
+        return _reason(since)
 
     def is_connected(self) -> bool:
         """Tell whether the present SuperNode has been accepted by the server."""
-        return self._supervisor.is_running("supernode") and "SuperNode ID" in self._supervisor.output("supernode")
+        pid = self._supervisor.pid("supernode")
+        if pid != self._accepted and "SuperNode ID" in self._supervisor.output("supernode"):
+            self._accepted = pid  # the line is lost when much is printed after it
+        return self._supervisor.is_running("supernode") and pid == self._accepted
 
     def stop(self) -> None:
         """End both programs and all that they started."""
@@ -239,16 +259,20 @@ class SiteProcesses:
 
 def explain(ended: Ended) -> str:
     """Say in one sentence why a process of a site or server ended."""
-    if ended.name == "supernode":
-        for sign, reason in _REASONS:
-            if sign in ended.output:
-                return reason
+    reason = _reason(ended.output) if ended.name == "supernode" else None
+    if reason is not None:
+        return reason
     if ended.code < 0:
         return f"{ended.name} was killed by signal {-ended.code}"
     return f"{ended.name} ended with code {ended.code}: {_last_line(ended.output)}"
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def _reason(output: str) -> str | None:
+    return next((reason for sign, reason in _REASONS if sign in output), None)
+
+
+def _environment(folder: Path, poll: float) -> dict[str, str]:
+    """Return the environment of Flower's programs; SuperExec looks for work every ``poll`` seconds."""
     programs = str(Path(sys.executable).parent)
     return {
         **os.environ,
@@ -257,7 +281,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(poll),
         "OMP_NUM_THREADS": "1",
     }
 
