@@ -1,0 +1,203 @@
+"""Messages that were changed on their way, or made to harm: they are refused in words, and nothing is imported."""
+
+import json
+import os
+import random
+import sys
+
+import pytest
+import torch
+
+import fedtailor
+from fedtailor.core.codec import encode
+from fedtailor.core.engine import Failure
+from fedtailor.core.errors import DataError
+from fedtailor.deployment.envelope import Envelope, from_bytes, to_bytes
+from fedtailor.deployment.plan import Plan
+from fedtailor.deployment.remote import RemoteClients
+from fedtailor.deployment.server import read_agreement
+from fedtailor.simulation.clients import PersonalizeReply, TrainReply
+from fedtailor.simulation.programs import PersonalizeRequest, TrainRequest
+from sites import VALUES, World, divide_digits, write_arrays
+
+FULL = bool(os.environ.get("FEDTAILOR_FULL"))
+COUNT = 10_000 if FULL else 400
+"""Changed messages in each direction, or both together."""
+DATA = divide_digits(rows=12)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Return a finished world, and the requests and answers of its run."""
+    path = tmp_path_factory.mktemp("recorded")
+    values = {**VALUES, "algorithm": {"name": "pfedfda"}, "federation": {"rounds": 2}}
+    world = World(path, values=values).write(lambda folder, name: write_arrays(folder, *DATA[name]))
+    world.serve()
+    return world
+
+
+def mutated(frame, generator):
+    """Return a frame with a few bytes changed, cut, doubled or made of another message's parts."""
+    raw = bytearray(frame)
+    for _ in range(generator.choice((1, 1, 2, 8))):
+        kind = generator.randrange(6)
+        place = generator.randrange(len(raw)) if raw else 0
+        if kind == 0 and raw:
+            raw[place] = generator.randrange(256)
+        elif kind == 1:
+            del raw[place : place + generator.choice((1, 7, 300))]
+        elif kind == 2:
+            raw[place:place] = generator.randbytes(generator.choice((1, 8, 64)))
+        elif kind == 3 and raw:
+            raw[place] ^= 1 << generator.randrange(8)
+        elif kind == 4:
+            raw = raw[:place]
+        else:
+            raw[place:place] = raw[place : place + 50]
+    return bytes(raw)
+
+
+def with_changed_head(frame, generator):
+    """Return a message in which a value of the head was replaced by something else."""
+    envelope = from_bytes(frame)
+    head = json.loads(json.dumps(envelope.head))
+    key = generator.choice(sorted(head))
+    strange = [None, -1, 2**70, "x" * 5000, [], {}, [[[]]], True, 1e308, "\x00", "../../etc", {"a": {"b": []}}]
+    head[key] = generator.choice(strange)
+    return to_bytes(Envelope(head, envelope.blobs))
+
+
+def changed_frames(frames, count):
+    """Yield changed messages."""
+    generator = random.Random(7)
+    for number in range(count):
+        frame = generator.choice(frames)
+        yield with_changed_head(frame, generator) if number % 4 == 0 else mutated(frame, generator)
+
+
+def test_no_changed_request_harms_a_site(recorded):
+    frames = [to_bytes(request) for client, request in recorded.transport.sent if client == 0]
+    site = recorded.open()[0]
+    before = set(sys.modules)
+    answered = 0
+    for frame in changed_frames(frames, COUNT):
+        try:
+            request = from_bytes(frame)
+        except DataError:
+            continue
+        answer = site.answer(request)
+        answered += 1
+        assert "failed" not in answer.head or answer.head["kind"] in ("train", "personalize"), answer.head
+        json.dumps(answer.head, allow_nan=False)
+    assert answered > COUNT / 10
+    assert not {name for name in set(sys.modules) - before if not name.startswith(("fedtailor", "torch", "numpy"))}
+
+
+def test_no_changed_answer_harms_the_server(recorded):
+    kinds = {"train": (TrainRequest(), TrainReply), "personalize": (PersonalizeRequest(False, False), PersonalizeReply)}
+    agreement = read_agreement(recorded.path / "server" / "runs" / "0001")
+    frames = [
+        to_bytes(answer)
+        for client, answer in recorded.transport.received
+        if client == 0 and answer.head.get("kind") in kinds and answer.blobs
+    ]
+    generator = random.Random(3)
+    before = set(sys.modules)
+    read = 0
+    for frame in changed_frames(frames, COUNT):
+        try:
+            answer = from_bytes(frame)
+        except DataError:
+            continue
+        request, kind = kinds[generator.choice(sorted(kinds))]
+        ((_, reply),) = ask(agreement, request, answer)
+        assert isinstance(reply, kind | Failure)
+        read += 1
+    assert read > COUNT / 10
+    assert not {name for name in set(sys.modules) - before if not name.startswith(("fedtailor", "torch", "numpy"))}
+
+
+class Once:
+    """An exchange in which one site gives a fixed answer."""
+
+    def __init__(self, answer):
+        """Take the answer."""
+        self.answer = answer
+
+    def ask(self, requests, **_):
+        """Return it."""
+        return dict.fromkeys(requests, self.answer)
+
+
+def ask(agreement, request, answer):
+    """Return what the server reads from an answer of the first site."""
+    stores = {name: {} for name in ("bases", "per_client", "best_bases", "best_per_client")}
+    shares = [frozenset(member.share) for member in agreement.members]
+    plan = agreement.plan
+    clients = RemoteClients(
+        plan.algorithm,
+        agreement.roster(),
+        plan,
+        Once(answer),
+        shares=shares,
+        needed=1,
+        storage=stores.__getitem__,
+    )
+    ask_them = clients.train if isinstance(request, TrainRequest) else clients.personalize
+    return list(ask_them(request, (), [0], 1))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="the system does not tell the peak of memory")
+def test_an_answer_takes_at_most_twice_its_memory(recorded):
+    agreement = read_agreement(recorded.path / "server" / "runs" / "0001")
+    out = {"upload": {"values": {"body": {"x": torch.zeros(2**24)}}}, "metrics": {}, "scores": ()}
+    answer = Envelope({"kind": "train", "run": agreement.plan.run, "round": 1, "attempt": 0}, {"out": encode(out)})
+    del out
+    size = len(answer.blobs["out"])
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    before = memory("VmRSS")
+    ((_, reply),) = ask(agreement, TrainRequest(), answer)
+    assert isinstance(reply, Failure)
+    assert memory("VmHWM") - before < 2.05 * size
+
+
+def memory(name):
+    """Return a number of bytes that the system knows of this process."""
+    with open("/proc/self/status") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return 1024 * int(lines[name].split()[0])
+
+
+@pytest.mark.parametrize("key", ["algorithm", "model"])
+def test_a_site_imports_no_method_or_model_that_it_does_not_allow(recorded, tmp_path, monkeypatch, key):
+    (tmp_path / "evil_method.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = read_agreement(recorded.path / "server" / "runs" / "0001").plan
+    record = json.loads(plan.raw)
+    config = record["config"]
+    name = "pfedfda" if key == "algorithm" else "mlp"
+    assert f'name = "{name}"' in config
+    record["config"] = config.replace(f'name = "{name}"', 'name = "evil_method:Evil"')
+    raw = json.dumps(record).encode()
+    site = recorded.open()[0]
+    answer = site.answer(Envelope({"kind": "begin", "client": 0}, {"plan": raw}))
+    assert "site.toml does not allow 'evil_method:Evil'" in answer.head["refused"]
+    assert "evil_method" not in sys.modules
+
+
+def test_a_site_with_a_list_of_methods_runs_no_other(recorded):
+    site = recorded.open()[0]
+    object.__setattr__(site.options, "algorithms", ("fedavg", "pfedfd"))
+    plan = read_agreement(recorded.path / "server" / "runs" / "0001").plan
+    answer = site.answer(Envelope({"kind": "begin", "client": 0}, {"plan": plan.raw}))
+    assert "does not allow 'pfedfda'; did you mean 'pfedfd'?" in answer.head["refused"]
+
+
+def test_a_plan_survives_as_it_is(recorded):
+    plan = read_agreement(recorded.path / "server" / "runs" / "0001").plan
+    again = Plan.read(plan.raw)
+    assert again.digest == plan.digest
+    assert again.config == plan.config
+    assert again.inputs.digest == plan.inputs.digest
+    assert fedtailor.__version__ == again.fedtailor
