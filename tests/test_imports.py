@@ -117,7 +117,7 @@ def test_recordings_are_known_to_the_engines_that_use_them_alone():
 
 def test_flower_is_imported_in_one_folder_only():
     importing = {
-        module for module, path in modules().items() for name in imported_names(path) if name.split(".")[0] == "flwr"
+        module for module, path in MODULES.items() for name in imported_names(path) if name.split(".")[0] == "flwr"
     }
     assert importing
     assert {module for module in importing if not module.startswith("deployment.flower.")} == set()
