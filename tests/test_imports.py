@@ -113,3 +113,11 @@ def test_recordings_are_known_to_the_engines_that_use_them_alone():
         module for module in outside if any(is_within(other, graph) for other in import_map.imported_modules(module))
     }
     assert users == {"simulation.engines.workers", "simulation.engines.child"}
+
+
+def test_flower_is_imported_in_one_folder_only():
+    importing = {
+        module for module, path in MODULES.items() for name in imported_names(path) if name.split(".")[0] == "flwr"
+    }
+    assert importing
+    assert {module for module in importing if not module.startswith("deployment.flower.")} == set()

@@ -1,5 +1,8 @@
 """The transport with a grid that the test answers by hand: whose replies count, and what damaged ones become."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -183,3 +186,9 @@ def test_blobs_for_all_are_stored_once(grid):
     first = pack(Envelope({"n": 1}, {"shared": blob}))
     second = pack(Envelope({"n": 2}, {"shared": blob}))
     assert first["blobs"]["shared"].object_id == second["blobs"]["shared"].object_id
+
+
+def test_the_client_app_imports_no_torch():
+    code = "import sys, fedtailor.deployment.flower.client_app; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -112,11 +112,14 @@ class ServerProcesses:
             RunError: Flower refuses.
         """
         path = self._folder / "nodes.json"
-        known: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+        noted: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+        listed = self._flwr("supernode", "list", _CONNECTION)["nodes"]
+        there = {int(node["node-id"]) for node in listed if node["status"] != "unregistered"}
+        known = {text: node for text, node in noted.items() if node in there}  # the database may be a new one
         public = {name: read_public_key(key).text for name, key in keys.items()}
         missing = {name: text for name, text in public.items() if text not in known}
-        if missing:
-            self._unregister_unknown(set(known.values()))
+        for node in there - set(known.values()):  # its registration was interrupted before it was noted
+            self._flwr("supernode", "unregister", str(node), _CONNECTION)
         for name, text in missing.items():
             answer = self._flwr("supernode", "register", str(keys[name].resolve()), _CONNECTION)
             known[text] = int(answer["node-id"])
@@ -161,12 +164,6 @@ class ServerProcesses:
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
         raise RunError(f"Flower's SuperLink did not start: {_last_line(self._supervisor.output('superlink'))}")
-
-    def _unregister_unknown(self, known: set[int]) -> None:
-        """Remove nodes whose registration was interrupted before it was noted; their keys are registered anew."""
-        for node in self._flwr("supernode", "list", _CONNECTION)["nodes"]:
-            if int(node["node-id"]) not in known and node["status"] != "unregistered":
-                self._flwr("supernode", "unregister", node["node-id"], _CONNECTION)
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         """Run one of Flower's commands, and return its JSON answer."""
