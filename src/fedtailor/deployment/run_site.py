@@ -51,12 +51,17 @@ def run_site(folder: Path, messages: Messages) -> None:
     processes = SiteProcesses(folder, host, port, folder / CERTIFICATE, folder / SITE_KEY)
     work = _NewLines(folder / "flower" / "resident.log")
     connected = False
+    problem = ""
     try:
         say(f"{options.name}: connecting to {options.server}")
         processes.start()
         while True:
             for ended in processes.watch():
                 say(f"{explain(ended)}; trying again in {ended.restart_in:.0f} s")
+            now = processes.problem() or ""
+            if now and now != problem:
+                say(now)
+            problem = now
             if processes.is_connected() != connected:
                 connected = not connected
                 say(f"connected to {options.server}" if connected else f"no longer connected to {options.server}")
