@@ -128,7 +128,7 @@ def test_registration_can_be_repeated_and_resumed(tmp_path, stand_in, monkeypatc
         keys[name] = tmp_path / f"{name}.pub"
         keys[name].write_text(f"key of {name}")
     folder = tmp_path / "server"
-    server = ServerProcesses(folder, "127.0.0.1", 8000)
+    server = ServerProcesses(folder, folder, "127.0.0.1", 8000)
     try:
         first = server.register(keys)
         assert len(set(first.values())) == 2
@@ -148,7 +148,7 @@ def test_registration_can_be_repeated_and_resumed(tmp_path, stand_in, monkeypatc
 
 
 def test_a_refusal_of_flower_is_an_error_with_its_reason(tmp_path, stand_in):
-    server = ServerProcesses(tmp_path / "server", "127.0.0.1", 8000)
+    server = ServerProcesses(tmp_path / "server", tmp_path / "server", "127.0.0.1", 8000)
     try:
         stand_in("import json; print(json.dumps({'success': False, 'error-message': 'no such run'}))")
         with pytest.raises(RunError, match="no such run"):
@@ -162,7 +162,7 @@ def test_a_refusal_of_flower_is_an_error_with_its_reason(tmp_path, stand_in):
 
 def test_a_superlink_that_ends_at_once_is_an_error_with_its_last_words(tmp_path, stand_in):
     stand_in("print('address already in use'); raise SystemExit(1)")
-    server = ServerProcesses(tmp_path / "server", "127.0.0.1", 8000, insecure=True)
+    server = ServerProcesses(tmp_path / "server", tmp_path / "server", "127.0.0.1", 8000, insecure=True)
     try:
         with pytest.raises(RunError, match="address already in use"):
             server.start()

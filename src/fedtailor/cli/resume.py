@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ def resume(
     debug: Debug = False,
 ) -> None:
     """Resume an interrupted or killed run, comparison or sweep. Results are those of an uninterrupted run."""
+    from fedtailor.deployment.options import PLAN_FILE
     from fedtailor.experiment.config import load_config
     from fedtailor.experiment.records import COMPARISON_FILE, NO_RUN, holds_run
     from fedtailor.experiment.sweep_space import SWEEP_FILE
@@ -41,6 +43,12 @@ def resume(
         return
     if not holds_run(path):
         raise ConfigError(NO_RUN.format(path=run), key="run", allowed="a folder that fedtailor run has made", got=run)
+    if (path / PLAN_FILE).is_file():
+        server = path.absolute().parent.parent
+        message = (
+            f"'{run}' is a run across sites: its server goes on with it. fedtailor serve {shlex.quote(str(server))}"
+        )
+        raise ConfigError(message, key="run", allowed="a run on this machine", got=run)
     settings = load_config(path / "experiment.toml")
     trackers = check_trackers(track or [])
 

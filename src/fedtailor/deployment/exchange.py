@@ -78,6 +78,7 @@ class Exchange:
         answers: dict[int, Envelope | SiteFailure] = {}
         quorum = max(needed, math.ceil(options.quorum * len(requests) - 1e-9))
         last_sent = start
+        patience = options.resend
         at_quorum: float | None = None
         while self._waiting(requests, answers):
             self._look(self.attendance)
@@ -88,9 +89,10 @@ class Exchange:
             is_over = now - start >= options.deadline or (at_quorum is not None and now - at_quorum >= options.grace)
             if is_over and answered >= min(needed, len(requests)):
                 break
-            if now - last_sent >= options.resend:
+            if now - last_sent >= patience:
                 self._transport.send({client: requests[client] for client in self._waiting(requests, answers)})
                 last_sent = now
+                patience *= 2  # a site that works long must not be asked again and again
             for client, answer in self._transport.receive(_POLL):
                 if client in requests:
                     self._enter(client, answer, answers, accept)

@@ -15,6 +15,8 @@ from fedtailor.experiment.config import Config, make_config
 
 FEDERATION_FILE = "federation.toml"
 SITE_FILE = "site.toml"
+PLAN_FILE = "plan.json"
+"""In the folder of a run across sites: what server and sites have agreed on."""
 
 SHARED = ("scores", "metrics", "errors", "class_means")
 """What a site may share beside the messages of the method."""
@@ -49,7 +51,8 @@ class DeployOptions:
     grace: Annotated[float, Range(ge=0, le=86400)] = 10.0
     """Seconds that the others are given then."""
     resend: Annotated[float, Range(gt=0, le=86400)] = 20.0
-    """Seconds after which a request is sent again to a site that has not answered. A site answers twice the same."""
+    """Seconds after which a request is sent again to a site that has not answered; twice as many before the next time.
+    A site gives the same answer twice."""
     allow_mixed: bool = False
     """Whether sites may have other versions of torch. Then the last bits of results depend on who computed them."""
     classes: tuple[str, ...] = ()

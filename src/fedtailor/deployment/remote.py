@@ -33,15 +33,12 @@ from fedtailor.simulation.clients import PersonalizeReply, Storage, TrainReply
 from fedtailor.simulation.programs import PersonalizeRequest, Request, ScoreRequest, TrainRequest
 from fedtailor.simulation.quarantine import problem_with_numbers, usable_numbers
 
-_OLDER = 2
-"""Checkpoints that a server may go back to, beside the last one."""
-
 
 class RemoteClients:
     """The sites of a run, as the round loop sees them.
 
     Their states stay with them. The server keeps, for every site, from which state it is to go on (``bases``): the one
-    of the last round that was accepted. Sites keep that one and a few before it.
+    of the last round that was accepted. Sites keep that one and the newest few.
     """
 
     def __init__(
@@ -79,8 +76,6 @@ class RemoteClients:
         self._messages: Messages = algorithm.messages(algorithm.bind(roster.common_task))
         self._trained: dict[int, Version] = {}
         """The rounds that wait for :meth:`accept`."""
-        self._older: dict[int, list[Version]] = {}
-        """The bases before the last ones, to which a server may go back."""
 
     @property
     def personal(self) -> Mapping[int, Any]:
@@ -102,11 +97,7 @@ class RemoteClients:
 
     def accept(self, client: int) -> None:
         """Make what the site's round left the state from which it goes on."""
-        before = self._base(client)
-        if before is not None:
-            self._older[client] = [before, *self._older.get(client, [])][:_OLDER]
-        version = self._trained.pop(client)
-        self.bases[client] = torch.tensor(version)
+        self.bases[client] = torch.tensor(self._trained.pop(client))
 
     def update_per_client(self, values: Mapping[int, Any]) -> None:
         """Replace what single sites receive beside the broadcast."""
@@ -189,12 +180,9 @@ class RemoteClients:
         return Version(round, attempt)
 
     def _to_keep(self, client: int) -> list[Version]:
-        """Return the states that a site must not remove: the server may go back to them."""
-        kept = list(self._older.get(client, []))
+        """Return the state that a site must not remove, however old it is: that of the best round so far."""
         remembered = self._storage("best_bases")
-        if client in remembered:
-            kept.append(Version(*remembered[client].tolist()))
-        return kept
+        return [Version(*remembered[client].tolist())] if client in remembered else []
 
     def _read(self, client: int, answer: Envelope | SiteFailure | None, read: Any, *arguments: Any) -> Any:
         """Return what an answer holds, or a failure; whatever a site sends is no error."""

@@ -66,6 +66,7 @@ def run_server(folder: Path, messages: Messages, *, new: bool = False) -> dict[s
     run = _choose_run(place, new=new)
     log = LogFile(folder / "logs" / "serve.log")
     told = _Logged(messages, log)
+    _note_changes(folder, run, told)
     finished = _result_of(run)
     if finished is not None:
         told.say(f"the last run has finished: '{run}'. To begin another: --new.")
@@ -99,6 +100,16 @@ def run_server(folder: Path, messages: Messages, *, new: bool = False) -> dict[s
             time.sleep(_LOOK)
     finally:
         processes.stop()
+
+
+def _note_changes(folder: Path, run: Path, messages: Messages) -> None:
+    """Say if federation.toml was changed since the run began, for only ``[deploy]`` counts then."""
+    begun = run / FEDERATION_FILE
+    if begun.is_file() and begun.read_bytes() != (folder / FEDERATION_FILE).read_bytes():
+        messages.say(
+            f"{FEDERATION_FILE} was changed since this run began. The run goes on as it began, but for [deploy]; the "
+            "next run takes the changes."
+        )
 
 
 def _key_files(folder: Path, sites: Sequence[Registered]) -> dict[str, Path]:

@@ -26,7 +26,7 @@ from fedtailor.deployment.agreement import Agreement, Member, agree
 from fedtailor.deployment.attendance import write_attendance
 from fedtailor.deployment.exchange import Attendance, Exchange
 from fedtailor.deployment.federation_folder import RUNS, FederationFolder, check_enough, read_members
-from fedtailor.deployment.options import FEDERATION_FILE, FederationFile, load_federation
+from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, FederationFile, load_federation
 from fedtailor.deployment.plan import LARGEST_PLAN, Plan, other_version
 from fedtailor.deployment.remote import RemoteClients
 from fedtailor.deployment.transport import Transport
@@ -41,7 +41,6 @@ from fedtailor.simulation.engines.store import Store
 from fedtailor.simulation.report import RoundReport, RunState
 from fedtailor.simulation.rounds import federate
 
-PLAN_FILE = "plan.json"
 MEMBERS_FILE = "members.json"
 _STORES = ("bases", "per_client", "best_bases", "best_per_client")
 _LOOK_EVERY = 1.0
@@ -70,6 +69,7 @@ def serve_rounds(
     progress = progress or Silence()
     place = FederationFolder(folder)
     file = load_federation(folder / FEDERATION_FILE)
+    text = (folder / FEDERATION_FILE).read_bytes()
     if holds_run(run) and (run / "result.json").is_file():
         finished = RunFolder(run)
         finished.settle()
@@ -82,7 +82,7 @@ def serve_rounds(
         check_enough(sites)
         exchange = _exchange(folder, file, [site.name for site in sites], make_transport)
         agreement = agree(exchange, file, [site.name for site in sites], [site.new for site in sites])
-        _make_folder(run, agreement)
+        _make_folder(run, agreement, text)
     return _Server(run, agreement, exchange, progress).serve()
 
 
@@ -112,7 +112,7 @@ def _exchange(folder: Path, file: FederationFile, names: Sequence[str], make_tra
     return Exchange(transport, file.deploy, look=look)
 
 
-def _make_folder(run: Path, agreement: Agreement) -> None:
+def _make_folder(run: Path, agreement: Agreement, text: bytes) -> None:
     """Make the run folder; the plan comes last, so that a folder without one is begun again."""
     provenance = {
         **describe(),
@@ -128,6 +128,7 @@ def _make_folder(run: Path, agreement: Agreement) -> None:
     folder = RunFolder.create(run, config=to_toml(agreement.plan.config), provenance=provenance)
     folder.write_split(_split(agreement))
     write_input_specification(run, agreement.plan.inputs)
+    write_whole(run / FEDERATION_FILE, text)
     members = [member._asdict() for member in agreement.members]
     write_whole(run / MEMBERS_FILE, to_json({"members": members}, indent=2) + "\n")
     write_whole(run / PLAN_FILE, agreement.plan.raw)

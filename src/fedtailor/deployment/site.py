@@ -39,7 +39,7 @@ from fedtailor.deployment.site_data import (
     read_dataset,
 )
 from fedtailor.deployment.site_models import write_version
-from fedtailor.deployment.state import SiteState, Version
+from fedtailor.deployment.state import SiteState, Version, forget_old_runs
 from fedtailor.deployment.wire import Work, from_blob, read_head, refusal, to_blob, wrong
 from fedtailor.experiment.config import make_config
 from fedtailor.simulation.calibration import calibrate
@@ -77,7 +77,7 @@ class Site:
         self._audit = Audit(folder)
         self._run: _SiteRun | None = None
         self._last: tuple[Envelope, Envelope] | None = None
-        """The last request of a round and its answer: a request that comes twice gets the same answer."""
+        """The last request and its answer: a request that comes twice gets the same answer."""
 
     def answer(self, request: Envelope) -> Envelope:
         """Return the answer to a request; whatever the request holds is no error.
@@ -102,13 +102,7 @@ class Site:
         kind = request.head.get("kind")
         log.info("request: %s, round %s", kind, request.head.get("round", "-"))
         try:
-            if kind == "describe":
-                return self._describe(request)
-            if kind == "columns":
-                return self._columns(request)
-            if kind == "begin":
-                return self._begin(request)
-            answer, contents = self._work(request)
+            answer, contents = self._answer(request)
         except FedtailorError as error:
             log.error("refused: %s", error)
             # what the site refuses is about the request or its own files, and the operator must know it
@@ -118,6 +112,17 @@ class Site:
             return Envelope({**refusal(error, with_text="errors" in self.options.share), "kind": kind}, {}), {}
         self._last = (request, answer)
         return answer, contents
+
+    def _answer(self, request: Envelope) -> tuple[Envelope, dict[str, int]]:
+        """Return the answer to a request, and what is in it with the number of bytes."""
+        kind = request.head.get("kind")
+        if kind == "describe":
+            return self._describe(request)
+        if kind == "columns":
+            return self._columns(request)
+        if kind == "begin":
+            return self._begin(request)
+        return self._work(request)
 
     def _describe(self, request: Envelope) -> tuple[Envelope, dict[str, int]]:
         """Say which versions run here, and what the data are like."""
@@ -265,6 +270,7 @@ class _SiteRun:
             return
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.write_text(self.prepared.digest + "\n", encoding="ascii")
+        forget_old_runs(self.folder / _STATES)
 
     def _clients(self, base: Version | None, blobs: Mapping[str, bytes]) -> tuple[LocalClients, dict[int, Any]]:
         """Return the site as a client of a simulation, in the state from which the server wants it to go on."""

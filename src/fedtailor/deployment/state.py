@@ -1,14 +1,15 @@
 """What a site keeps from round to round: one file per round, so that the server can say from which one to go on.
 
-A site trains from the version that the server names, and keeps that one beside the new one. So a lost answer, a request
-that comes twice, a round whose upload is left out, and a server that goes back to its last checkpoint need no other
-rule.
+A site trains from the version that the server names, and keeps that one and a few others beside the new one. So a lost
+answer, a request that comes twice, a round whose upload is left out, and a server that goes back to its last checkpoint
+need no other rule.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,10 @@ from fedtailor.core.tree import Tree
 _NAME = re.compile(r"round-(\d{6,9})-(\d{2,4})-([0-9a-f]{16})\.safetensors")
 _LARGEST = 2**33
 """Bytes of a state."""
+_SPARE = 4
+"""States that are kept whatever the server says."""
+_RUNS = 3
+"""Runs of which states are kept."""
 
 
 class Version(NamedTuple):
@@ -29,6 +34,13 @@ class Version(NamedTuple):
 
     round: int
     attempt: int
+
+
+def forget_old_runs(folder: Path) -> None:
+    """Remove the states of all but the last few runs; every run has a folder in ``folder``."""
+    runs = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+    for path in runs[:-_RUNS]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 class SiteState:
@@ -84,8 +96,8 @@ class SiteState:
         )
 
     def keep(self, versions: Iterable[Version]) -> None:
-        """Remove all other states."""
-        kept = set(versions)
+        """Remove all other states but the newest few: a server may go back to a checkpoint before its last one."""
+        kept = {*versions, *self.versions()[-_SPARE:]}
         for path, found, _ in self._files():
             if found not in kept:
                 discard(path)
