@@ -11,10 +11,12 @@ import fedtailor
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.packing import packed_bytes
 from fedtailor.deployment import site_models
+from fedtailor.deployment.attendance import read_attendance, write_attendance
 from fedtailor.deployment.audit import broken_line, page
 from fedtailor.deployment.options import load_site
 from fedtailor.deployment.state import SiteState, Version
 from fedtailor.deployment.wire import from_blob
+from fedtailor.experiment.leaving_pages import page_of_run
 from fedtailor.experiment.records import read_run
 from fedtailor.simulation.checkpoint import read_final_state
 from fedtailor.testing.runs import assert_same_bits
@@ -205,3 +207,23 @@ def test_a_wrong_site_file_is_refused(tmp_path, text, message):
     (tmp_path / "site.toml").write_text(text + "\n")
     with pytest.raises(ConfigError, match=message):
         load_site(tmp_path)
+
+
+def test_a_run_across_sites_says_where_models_and_pages_are(tmp_path):
+    world_of(tmp_path).serve()
+    run = tmp_path / "server" / "runs" / "0001"
+    with pytest.raises(DataError, match="every site keeps its own"):
+        fedtailor.load(run).model("clinic")
+    with pytest.raises(ConfigError, match="fedtailor site leaves"):
+        page_of_run(run)
+
+
+def test_nobody_is_connected_to_a_server_that_does_not_run(tmp_path):
+    sites = {"clinic": {"online": True, "heard": 5.0, "waiting_since": 7.0, "problem": ""}}
+    write_attendance(tmp_path, sites)
+    assert read_attendance(tmp_path) == sites
+    path = tmp_path / "attendance.json"
+    path.write_text(json.dumps({"time": 5.0, "sites": sites}))
+    assert read_attendance(tmp_path)["clinic"] == {"online": False, "heard": 5.0, "waiting_since": None, "problem": ""}
+    path.write_text("[1]")
+    assert read_attendance(tmp_path) == {}

@@ -12,6 +12,8 @@ from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_object
 
 ATTENDANCE_FILE = "attendance.json"
+_FRESH = 60.0
+"""Seconds for which what the file says holds."""
 
 
 def write_attendance(folder: Path, sites: Mapping[str, Mapping[str, Any]]) -> None:
@@ -20,11 +22,20 @@ def write_attendance(folder: Path, sites: Mapping[str, Mapping[str, Any]]) -> No
 
 
 def read_attendance(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return who is there, by the name of the site; nothing if that is not known."""
+    """Return who is there, by the name of the site; nothing if that is not known.
+
+    If the file was not written lately, no server runs: then nobody is connected, and nobody is waited for.
+    """
     try:
-        sites = read_object(folder / ATTENDANCE_FILE, within=folder).get("sites")
+        record = read_object(folder / ATTENDANCE_FILE, within=folder)
     except DataError:
         return {}
-    if not isinstance(sites, dict):
+    sites = record.get("sites")
+    written = record.get("time")
+    if not isinstance(sites, dict) or not isinstance(written, int | float):
         return {}
-    return {str(name): dict(seen) for name, seen in sites.items() if isinstance(seen, dict)}
+    found = {str(name): dict(seen) for name, seen in sites.items() if isinstance(seen, dict)}
+    if time.time() - written > _FRESH:
+        for seen in found.values():
+            seen |= {"online": False, "waiting_since": None}
+    return found

@@ -34,7 +34,7 @@ from fedtailor.experiment import class_means, summary
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.experiment.provenance import describe
-from fedtailor.experiment.records import CLASS_MEANS_DIGEST, RunFolder, exclusive, holds_run
+from fedtailor.experiment.records import ACROSS_SITES, CLASS_MEANS_DIGEST, RunFolder, exclusive, holds_run
 from fedtailor.experiment.reuse import CHECKPOINTS
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
 from fedtailor.simulation.engines.store import Store
@@ -118,7 +118,7 @@ def _make_folder(run: Path, agreement: Agreement, text: bytes) -> None:
         **describe(),
         "plan_sha256": agreement.plan.digest,
         "reduction": REDUCTION_VERSION,
-        "engine": "sites",
+        "engine": ACROSS_SITES,
         "device": "cpu",
         "sites": [member._asdict() for member in agreement.members],
         "notes": agreement.notes(),
@@ -309,7 +309,7 @@ class _Server:
             result["new_clients"] = new_clients
         result["sites"] = summary.site_scores(final, self.roster)
         result |= self.totals.record()
-        result |= {"engine": "sites", "device": "cpu"}
+        result |= {"engine": ACROSS_SITES, "device": "cpu"}
         result["seconds"]["total"] = seconds
         return result
 

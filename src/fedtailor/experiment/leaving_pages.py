@@ -26,9 +26,13 @@ def page_of_run(path: Path, given: Sequence[tuple[str, Any]] = ()) -> Record:
         given: options that may differ from those of the run: the folder of the data.
 
     Raises:
+        ConfigError: it is a run across sites, each of which has its own page.
         DataError: the folder is no run, or the data cannot be found.
     """
     run = read_run(path)
+    if run.is_across_sites:
+        message = f"'{path}' is a run across sites. Each has a page of what has left it: fedtailor site leaves FOLDER."
+        raise ConfigError(message, key="subject", allowed="a run on this machine", got=str(path))
     config = load_config(path / "experiment.toml", [*given, *_WITHOUT_ENGINE])
     parts = assemble(config, config.seeds[0])
     return page_of_parts(parts, reported=_reported(run), totals=_totals(run))

@@ -79,6 +79,8 @@ _MOST_CLIENTS = 10
 """Names of clients in a message."""
 NO_RUN = "'{path}' is not the folder of a run: it holds no experiment.toml."
 """What is said of any other folder."""
+ACROSS_SITES = "sites"
+"""Stands in place of an engine in the provenance of a run across sites."""
 State = Literal["running", "finished", "failed", "interrupted"]
 Record = Mapping[str, Any]
 
@@ -613,12 +615,19 @@ class Run:
         names = self.split.get("client_names")
         return [str(name) for name in names] if isinstance(names, list) else []
 
+    @property
+    def is_across_sites(self) -> bool:
+        """Whether real sites trained in this run: their models stay with them."""
+        return self.provenance.get("engine") == ACROSS_SITES
+
     def _no_model_of(self, client: str | int) -> DataError:
         """Return the error for a client that has no model; it lists those that have one."""
         stems = {file.stem for file in (self.path / "models").glob("*.json")}
         names = [name for name in self._client_names() if safe_name(name) in stems]
         names = names or sorted(stems, key=_in_reading_order)
         message = f"'{self.path}' holds no models: they are written after the last round."
+        if self.is_across_sites:
+            message = f"'{self.path}' holds no models: every site keeps its own, as 'model' in its folder."
         if names:
             known = ", ".join(names[:_MOST_CLIENTS])
             if len(names) > _MOST_CLIENTS:
