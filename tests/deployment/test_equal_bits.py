@@ -23,7 +23,7 @@ def world_of(path, **values):
     return world.write(lambda folder, name: write_arrays(folder, *DATA[name]))
 
 
-ALWAYS = {"fedavg", "fedpac", "fedrep", "knn_per", "local", "pfedbayes", "pfedfda", "pfedvem", "scaffold"}
+ALWAYS = {"fedpac", "knn_per", "pfedfda", "pfedvem", "scaffold"}
 """Methods that differ in what they send and keep; the others are tested with the slow tests."""
 
 
@@ -63,7 +63,9 @@ def test_the_model_of_a_site_can_be_loaded_and_its_card_says_how_good_it_is(tmp_
     assert json.loads((tmp_path / "sites/hospital/model/models/hospital.json").read_text())["new"]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedpac"])
+@pytest.mark.parametrize(
+    "name", ["scaffold", pytest.param("fedavg", marks=pytest.mark.slow), pytest.param("fedpac", marks=pytest.mark.slow)]
+)
 def test_a_run_that_selects_the_best_round_goes_back_to_it(tmp_path, name):
     evaluation = {"every": 1, "personalized_every": 1, "select": "best"}
     federation = {"rounds": 4, "participation": 0.7, "full_last_round": False}
