@@ -276,8 +276,8 @@ def _test_policy(names: Sequence[str], described: Mapping[int, Mapping[str, Any]
     without = [names[client] for client, each in sorted(described.items()) if not each["has_test"]]
     if with_test and without:
         raise DataError(
-            f"the data of site '{with_test[0]}' come with a test part, and those of '{without[0]}' do not: set data.test "
-            "in federation.toml to 'own' (every site takes a share of all its examples) or 'given'.",
+            f"the data of site '{with_test[0]}' come with a test part, and those of '{without[0]}' do not: set "
+            "data.test in federation.toml to 'own' (every site takes a share of all its examples) or 'given'.",
             key="data.test",
             allowed=["own", "given"],
             got="auto",

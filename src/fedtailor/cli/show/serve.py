@@ -26,8 +26,8 @@ class ServeMessages:
         self._absent: set[str] = set()
 
     def say(self, text: str) -> None:
-        """Say a sentence."""
-        self.progress.note(text)
+        """Say a sentence; unlike notes of a simulation, each of them counts, however long the server runs."""
+        self.progress.line(text)
 
     def begin(self, title: str, rounds: int, done: int) -> None:
         """Say which run it is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
 import ssl
@@ -52,6 +53,8 @@ _REASONS = (
     ("Connection attempt failed", "the server does not answer: it is not running, or a firewall is between"),
 )
 """What a SuperNode prints when something is wrong, and what it means; the first that is found counts."""
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+"""What makes a word colored on a terminal."""
 _STUCK = ("Giving up reconnection", "Server error '", "Client error '")
 """What a SuperNode prints when its loop has ended and its process goes on without it, seen with Flower 1.41."""
 
@@ -213,7 +216,10 @@ class SiteProcesses:
         self._address = f"{server}:{port}"
         self._trust = ["--insecure"]
         if not insecure:
-            self._trust = ["--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
+            assert ca is not None and key is not None, "TLS needs both"
+            # absolute paths: the program runs in another folder
+            self._trust = ["--root-certificates", str(ca.resolve())]
+            self._trust += ["--auth-supernode-private-key", str(key.resolve())]
         self._env = _environment(self._own, poll=0.05)  # it starts one for every message
         self._accepted: int | None = None
         self._supervisor = Supervisor(self._own)
@@ -305,5 +311,5 @@ def _free_port() -> int:
 
 
 def _last_line(output: str) -> str:
-    lines = [line for line in output.splitlines() if line.strip()]
+    lines = [line for line in _COLORS.sub("", output).splitlines() if line.strip()]
     return one_line(lines[-1]) if lines else "it printed nothing"
