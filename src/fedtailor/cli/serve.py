@@ -24,13 +24,14 @@ def serve(
     import shlex
 
     from fedtailor.cli.show.serve import ServeMessages, show_finished
-    from fedtailor.deployment.run_server import run_server
+    from fedtailor.deployment.run_server import has_finished, run_server
 
     messages = ServeMessages()
     try:
         result = run_server(Path(folder), messages, new=new)
     except KeyboardInterrupt:
-        message = f"stopped. To go on: fedtailor serve {shlex.quote(folder)}"
+        again = " --new" if new and has_finished(Path(folder)) else ""  # stopped before the new run began
+        message = f"stopped. To go on: fedtailor serve {shlex.quote(folder)}{again}"
         raise Interrupted(message, path=folder) from None
     finally:
         messages.close()

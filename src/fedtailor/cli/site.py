@@ -40,7 +40,8 @@ def init(
     from fedtailor.cli.show.site import show_made
     from fedtailor.deployment.init import init_site
 
-    given = data if ":" in data else str(Path(data).expanduser().absolute())
+    is_path = ":" not in data and data.strip()
+    given = str(Path(data).expanduser().absolute()) if is_path else data
     made = init_site(Path(folder), name, given, server)
     if json:
         print_json({"folder": str(made.folder), "key": str(made.public_key), "fingerprint": made.key.fingerprint})

@@ -101,6 +101,12 @@ def run_server(folder: Path, messages: Messages, *, new: bool = False) -> dict[s
         processes.stop()
 
 
+def has_finished(folder: Path) -> bool:
+    """Return whether the last run of a server's folder has finished; False if there is none."""
+    known = FederationFolder(folder).runs()
+    return bool(known) and _result_of(known[-1]) is not None
+
+
 def _key_files(folder: Path, sites: Sequence[Registered]) -> dict[str, Path]:
     """Write the public keys of the sites as files, and return where they are."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -55,8 +55,8 @@ def run_site(folder: Path, messages: Messages) -> None:
     work = _NewLines(folder / "flower" / "resident.log")
     said = ""
     try:
-        say(f"{options.name}: connecting to {options.server}")
         processes.start()
+        say(f"{options.name}: connecting to {options.server}")
         while True:
             for ended in processes.watch():
                 say(f"{explain(ended)}; trying again in {ended.restart_in:.0f} s")

@@ -230,9 +230,10 @@ class SiteProcesses:
         Args:
             resident: the command of the resident process, if it is another than that of this package.
         """
+        supernode = _program("flower-supernode")
         asked = resident or [sys.executable, "-m", "fedtailor.deployment.resident", str(self._folder)]
         self._start("resident", asked)
-        command = [_program("flower-supernode"), "--superlink", self._address, *self._trust]
+        command = [supernode, "--superlink", self._address, *self._trust]
         command += ["--port", str(_free_port())]
         command += ["--node-config", f"folder={json.dumps(str(self._folder))}"]
         self._start("supernode", command)
@@ -300,7 +301,8 @@ def _program(name: str) -> str:
     """
     path = Path(sys.executable).parent / name
     if not path.exists():
-        raise RunError(f"there is no {name}: pip install 'fedtailor[flower]'", path=str(path))
+        message = f"Flower is not installed here ('{path}' is missing): pip install 'fedtailor[flower]'."
+        raise RunError(message, path=str(path))
     return str(path)
 
 
