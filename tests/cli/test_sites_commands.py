@@ -281,6 +281,43 @@ def test_sites_are_connected_only_while_a_server_runs(world, capsys):
     assert set(listed) == set(NAMES)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [["deploy", "sites", "server"], ["site", "models", "sites/clinic"], ["serve", "server"]],
+    ids=" ".join,
+)
+def test_tables_fit_the_width(world, command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    seen = {"online": True, "heard": time.time(), "waiting_since": None, "problem": "a long story " * 9}
+    write_attendance(world / "server", {"clinic": seen})
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "clinic" in out or "fedavg" in out
+    assert max(map(len, out.splitlines())) <= 60
+
+
+def test_a_stopped_server_says_how_to_go_on(world, capsys, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedtailor.deployment.run_server.run_server", stopped)
+    for options, again in (([], ""), (["--new"], " --new")):
+        assert main(["serve", "server", *options]) == 6
+        assert capsys.readouterr().err == f"stopped. To go on: fedtailor serve server{again}\n"
+    (world / "server" / "runs" / "0002" / "result.json").unlink()
+    assert main(["serve", "server", "--new"]) == 6
+    assert capsys.readouterr().err.endswith("fedtailor serve server\n"), "the new run has begun"
+
+
+def test_a_stopped_site_says_how_to_connect_again(world, capsys, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedtailor.deployment.run_site.run_site", stopped)
+    assert main(["site", "start", "sites/clinic"]) == 6
+    assert capsys.readouterr().err == "stopped. To connect again: fedtailor site start sites/clinic\n"
+
+
 def test_sites_are_removed(world, capsys):
     assert main(["deploy", "remove", "server", "clinic"]) == 0
     assert capsys.readouterr().err == "clinic is no longer registered.\n"
