@@ -223,7 +223,7 @@ def test_nobody_is_connected_to_a_server_that_does_not_run(tmp_path):
     write_attendance(tmp_path, sites)
     assert read_attendance(tmp_path) == sites
     path = tmp_path / "attendance.json"
-    path.write_text(json.dumps({"time": 5.0, "sites": sites}))
+    path.write_text(json.dumps({"process": None, "time": 5.0, "sites": sites}))
     assert read_attendance(tmp_path)["clinic"] == {"online": False, "heard": 5.0, "waiting_since": None, "problem": ""}
     path.write_text("[1]")
     assert read_attendance(tmp_path) == {}

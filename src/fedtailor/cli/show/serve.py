@@ -26,8 +26,8 @@ class ServeMessages:
         self._absent: set[str] = set()
 
     def say(self, text: str) -> None:
-        """Say a sentence."""
-        self.progress.note(text)
+        """Say a sentence; unlike notes of a simulation, each of them counts, however long the server runs."""
+        self.progress.line(text)
 
     def begin(self, title: str, rounds: int, done: int) -> None:
         """Say which run it is."""
@@ -52,7 +52,8 @@ class ServeMessages:
             heard = seen.get("heard")
             last = "never heard of yet" if heard is None else f"last heard of {duration(now - heard)} ago"
             state = "connected" if seen.get("online") else "not connected"
-            problem = f" ({seen['problem']})" if seen.get("problem") else ""
+            is_told = seen.get("online") and seen.get("problem")  # without a connection, that is the problem
+            problem = f" ({seen['problem']})" if is_told else ""
             self.say(f"waiting for {name}: {state}, {last}{problem}")
         for name in sorted(self._absent - late):
             heard = sites.get(name, {}).get("heard")
