@@ -18,7 +18,7 @@ from fedtailor.deployment.wire import from_blob
 from fedtailor.experiment.records import read_run
 from fedtailor.simulation.checkpoint import read_final_state
 from fedtailor.testing.runs import assert_same_bits
-from sites import VALUES, World, divide_digits, write_arrays
+from sites import VALUES, FunctionTransport, World, assert_same_run, divide_digits, write_arrays
 
 DATA = divide_digits(rows=20)
 MODULES = {"fedtailor"}
@@ -174,6 +174,8 @@ def test_states_are_kept_by_round_and_damage_is_noticed(tmp_path):
     state.keep([Version(1, 0), Version(3, 1)])
     assert state.versions() == [Version(1, 0), Version(3, 1)]
     assert state.load(Version(3, 1))["w"].tolist() == [32.0] * 3
+    state.keep([Version(1, 0), Version(2, 0)])  # of a request that came late
+    assert state.versions() == [Version(1, 0), Version(3, 1)]
     with pytest.raises(DataError, match="from round 2, and this site has kept the states of rounds 1, 3"):
         state.load(Version(2, 0))
     path = next((tmp_path / "states").glob("round-000001*"))
@@ -189,6 +191,22 @@ def test_a_site_keeps_few_states(tmp_path):
     world.serve()
     (folder,) = (tmp_path / "sites" / "clinic" / "states").iterdir()
     assert len(list(folder.glob("round-*"))) <= 4
+
+
+def test_a_request_of_an_earlier_round_that_comes_late_harms_nothing(tmp_path):
+    world = world_of(tmp_path, "scaffold", federation={"rounds": 4})
+
+    class Late(FunctionTransport):
+        """Sends the request of the second round again after that of the third, as a network may."""
+
+        def send(self, requests):
+            super().send(requests)
+            if requests[0].head.get("kind") == "train" and requests[0].head["round"] == 3:
+                kept = [request for client, request in self.sent if client == 0 and request.head.get("round") == 2]
+                self.answers[0](kept[0])
+
+    world.serve(lambda sites: Late([site.answer for site in sites]))
+    assert_same_run(world, world.simulate())
 
 
 @pytest.mark.parametrize(

@@ -84,10 +84,11 @@ class SiteState:
         )
 
     def keep(self, versions: Iterable[Version]) -> None:
-        """Remove all other states."""
+        """Remove all other states but those that are newer: a late request of an earlier round must not remove them."""
         kept = set(versions)
+        newest = max(kept)
         for path, found, _ in self._files():
-            if found not in kept:
+            if found not in kept and found < newest:
                 discard(path)
 
     def versions(self) -> list[Version]:
