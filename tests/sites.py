@@ -8,12 +8,17 @@ from sklearn.datasets import load_digits
 
 import fedtailor
 from fedtailor.core.atomic import to_json
+from fedtailor.core.codec import encode
 from fedtailor.deployment.envelope import from_bytes, to_bytes
 from fedtailor.deployment.server import serve_rounds
 from fedtailor.deployment.site import open_site
 from fedtailor.deployment.transport import SiteFailure
+from fedtailor.experiment.assembly import assemble
+from fedtailor.experiment.config import make_config
 from fedtailor.experiment.records import read_run
 from fedtailor.simulation.checkpoint import read_final_state
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.rounds import simulate
 from fedtailor.testing.runs import assert_same_bits
 
 NAMES = ("clinic", "hospital", "practice")
@@ -125,20 +130,20 @@ class World:
         """Return the plain transport."""
         return FunctionTransport([site.answer for site in sites])
 
-    def simulate(self, **changes):
+    def simulate(self, out="simulation", **changes):
         """Run the simulation with the data of all sites, and return its folder."""
         data = {"path": str(self.path / "all"), **self.values.get("data", {})}
         if self.new:
             data["new_clients"] = sorted(self.new)
         values = {**{key: value for key, value in self.values.items() if key != "deploy"}, "data": data, **changes}
-        out = self.path / "simulation"
-        fedtailor.run(fedtailor.make_config({**values, "engine": {"name": "reference"}}), out=out)
-        return out
+        folder = self.path / out
+        fedtailor.run(fedtailor.make_config({**values, "engine": {"name": "reference"}}), out=folder)
+        return folder
 
 
-def assert_same_run(world, simulated):
+def assert_same_run(world, simulated, run="0001"):
     """Assert that the server and the sites hold what a simulation has written."""
-    served = read_run(world.path / "server" / "runs" / "0001")
+    served = read_run(world.path / "server" / "runs" / run)
     simulation = read_run(simulated)
     for name in ("metrics", "new_clients", "sites", "bytes", "steps"):
         assert served.result.get(name) == simulation.result.get(name), name
@@ -150,6 +155,39 @@ def assert_same_run(world, simulated):
     for name in world.order:
         file = f"models/{name}.safetensors"
         assert (world.path / "sites" / name / "model" / file).read_bytes() == (simulated / file).read_bytes(), name
+
+
+ABSENCES = ("absent", "failed", "quarantine")
+"""Kinds of events that say that a client's round is not used."""
+
+
+def assert_same_as_simulation(world, run="0001", *, without=()):
+    """Assert that server and sites hold what a simulation with the recorded absences computes; return the run."""
+    served = read_run(world.path / "server" / "runs" / run)
+    last = simulated(world, [as_absence(event) for event in served.events if event["kind"] in ABSENCES])
+    state = read_final_state(served.path / "checkpoints", modules={"fedtailor"})
+    assert_same_bits(state.server, last.state.server)
+    for client, name in enumerate(world.order):
+        if client not in without:
+            raw = (world.path / "sites" / name / "model" / "models" / f"{name}.safetensors").read_bytes()
+            assert raw == encode(last.personal[client]), name
+    return served
+
+
+def as_absence(event):
+    """Return an event as one that a simulation repeats: the client's round is not used."""
+    stage = event.get("stage", "local_update")
+    return {**event, "kind": "absent", "stage": stage, "reason": f"{stage}: {event['reason']}"}
+
+
+def simulated(world, events):
+    """Return the last report of a simulation in which the same clients gave no answer."""
+    values = {key: value for key, value in world.values.items() if key != "deploy"}
+    config = make_config({**values, "data": {"path": str(world.path / "all")}, "engine": {"name": "reference"}})
+    parts = assemble(config, 0)
+    schedule = parts.config.schedule
+    reports = simulate(parts.algorithm, parts.federation, Reference(), schedule, seed=0, events=events)
+    return list(reports)[-1]
 
 
 def without_seconds(line):

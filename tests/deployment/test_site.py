@@ -20,7 +20,7 @@ from fedtailor.experiment.leaving_pages import page_of_run
 from fedtailor.experiment.records import read_run
 from fedtailor.simulation.checkpoint import read_final_state
 from fedtailor.testing.runs import assert_same_bits
-from sites import VALUES, World, divide_digits, write_arrays
+from sites import VALUES, FunctionTransport, World, assert_same_run, divide_digits, write_arrays
 
 DATA = divide_digits(rows=20)
 MODULES = {"fedtailor"}
@@ -191,6 +191,22 @@ def test_a_site_keeps_few_states(tmp_path):
     world.serve()
     (folder,) = (tmp_path / "sites" / "clinic" / "states").iterdir()
     assert len(list(folder.glob("round-*"))) <= 5
+
+
+def test_a_request_of_an_earlier_round_that_comes_late_harms_nothing(tmp_path):
+    world = world_of(tmp_path, "scaffold", federation={"rounds": 4})
+
+    class Late(FunctionTransport):
+        """Sends the request of the second round again after that of the third, as a network may."""
+
+        def send(self, requests):
+            super().send(requests)
+            if requests[0].head.get("kind") == "train" and requests[0].head["round"] == 3:
+                kept = [request for client, request in self.sent if client == 0 and request.head.get("round") == 2]
+                self.answers[0](kept[0])
+
+    world.serve(lambda sites: Late([site.answer for site in sites]))
+    assert_same_run(world, world.simulate())
 
 
 @pytest.mark.parametrize(

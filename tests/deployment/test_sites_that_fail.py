@@ -9,14 +9,7 @@ from fedtailor.core.codec import decode, encode
 from fedtailor.deployment.envelope import Envelope, from_bytes, to_bytes
 from fedtailor.deployment.site import open_site
 from fedtailor.deployment.transport import SiteFailure
-from fedtailor.experiment.assembly import assemble
-from fedtailor.experiment.config import make_config
-from fedtailor.experiment.records import read_run
-from fedtailor.simulation.checkpoint import read_final_state
-from fedtailor.simulation.engines.reference import Reference
-from fedtailor.simulation.rounds import simulate
-from fedtailor.testing.runs import assert_same_bits
-from sites import VALUES, FunctionTransport, World, divide_digits, write_arrays
+from sites import ABSENCES, VALUES, FunctionTransport, World, assert_same_as_simulation, divide_digits, write_arrays
 
 DATA = divide_digits(rows=30)
 METHODS = ["fedavg", "scaffold", "fedrep", "pfedfda", "fedpac"]
@@ -45,38 +38,6 @@ def world_of(path, name, **values):
     return World(path, values=settings).write(lambda folder, site: write_arrays(folder, *DATA[site]))
 
 
-def simulated(world, events):
-    """Return the last report of a simulation in which the same clients gave no answer."""
-    values = {key: value for key, value in world.values.items() if key != "deploy"}
-    config = make_config({**values, "data": {"path": str(world.path / "all")}, "engine": {"name": "reference"}})
-    parts = assemble(config, 0)
-    schedule = parts.config.schedule
-    reports = simulate(parts.algorithm, parts.federation, Reference(), schedule, seed=0, events=events)
-    return list(reports)[-1]
-
-
-def assert_same_as_simulation(world, *, without=()):
-    """Assert that server and sites hold what a simulation with the recorded absences computes."""
-    run = read_run(world.path / "server" / "runs" / "0001")
-    last = simulated(world, [as_absence(event) for event in run.events if event["kind"] in KINDS])
-    state = read_final_state(run.path / "checkpoints", modules={"fedtailor"})
-    assert_same_bits(state.server, last.state.server)
-    for client, name in enumerate(world.order):
-        if client not in without:
-            raw = (world.path / "sites" / name / "model" / "models" / f"{name}.safetensors").read_bytes()
-            assert raw == encode(last.personal[client]), name
-    return run
-
-
-KINDS = ("absent", "failed", "quarantine")
-
-
-def as_absence(event):
-    """Return an event as one that a simulation repeats: the client's round is not used."""
-    stage = event.get("stage", "local_update")
-    return {**event, "kind": "absent", "stage": stage, "reason": f"{stage}: {event['reason']}"}
-
-
 def some(values, always):
     """Return values as parameters; those that are not among ``always`` are slow."""
     return [value if value in always else pytest.param(value, marks=pytest.mark.slow) for value in values]
@@ -96,7 +57,7 @@ def test_a_server_that_is_killed_goes_on_with_the_same_bits(tmp_path, moment):
         world.serve(lambda sites: Killing([site.answer for site in sites]))
     world.serve()
     run = assert_same_as_simulation(world)
-    assert not [event for event in run.events if event["kind"] in KINDS]
+    assert not [event for event in run.events if event["kind"] in ABSENCES]
     assert [line["round"] for line in run.rounds] == [1, 2, 3, 4]
 
 
@@ -126,7 +87,7 @@ def test_a_site_that_is_killed_answers_again_with_the_same_bits(tmp_path, moment
 
     world.serve(make)
     run = assert_same_as_simulation(world)
-    assert not [event for event in run.events if event["kind"] in KINDS]
+    assert not [event for event in run.events if event["kind"] in ABSENCES]
 
 
 @pytest.mark.parametrize("name", some(METHODS, {"scaffold"}))
@@ -239,8 +200,8 @@ def test_a_bad_answer_changes_nothing_for_the_other_sites(tmp_path, name, kind):
 
     world.serve(make)
     run = assert_same_as_simulation(world)
-    assert {event["client"] for event in run.events if event["kind"] in KINDS} == {BAD}
-    assert len([event for event in run.events if event["kind"] in KINDS]) == 2
+    assert {event["client"] for event in run.events if event["kind"] in ABSENCES} == {BAD}
+    assert len([event for event in run.events if event["kind"] in ABSENCES]) == 2
     assert all("\x1b" not in event.get("reason", "") for event in run.events)
 
 

@@ -23,7 +23,7 @@ from fedtailor.core.roster import Roster
 from fedtailor.data.input_specification import write_input_specification
 from fedtailor.data.split import ClientRecord, split_digest
 from fedtailor.deployment.agreement import Agreement, Member, agree
-from fedtailor.deployment.attendance import write_attendance
+from fedtailor.deployment.attendance import read_attendance, write_attendance
 from fedtailor.deployment.exchange import Attendance, Exchange
 from fedtailor.deployment.federation_folder import RUNS, FederationFolder, check_enough, read_members
 from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, FederationFile, load_federation
@@ -109,7 +109,13 @@ def _exchange(folder: Path, file: FederationFile, names: Sequence[str], make_tra
         }
         write_attendance(folder, sites)
 
-    return Exchange(transport, file.deploy, look=look)
+    exchange = Exchange(transport, file.deploy, look=look)
+    known = read_attendance(folder)  # of an earlier process
+    for number, name in enumerate(names):
+        heard = known.get(name, {}).get("heard")
+        if isinstance(heard, float):
+            exchange.attendance.heard[number] = heard
+    return exchange
 
 
 def _make_folder(run: Path, agreement: Agreement, text: bytes) -> None:

@@ -99,6 +99,9 @@ class PlainProgress:
         """Print a line."""
         say(text)
 
+    def status(self, text: str) -> None:
+        """Show what is going on, where a line can change in place."""
+
     def end(self) -> None:
         """Remove what may still be shown of the preparation."""
         self._preparation.close()
@@ -139,6 +142,10 @@ class LiveProgress(PlainProgress):
         else:
             self._live.console.print(Text(printable(text)))
 
+    def status(self, text: str) -> None:
+        """Show what is going on below the line, from the next redrawing on."""
+        self._screen.status = printable(text)
+
     def end(self) -> None:
         """Remove everything."""
         super().end()
@@ -154,17 +161,21 @@ class _Screen:
         self.line = ""
         self.latest = ""
         """The latest accuracies, for the line; the curves have them too."""
+        self.status = ""
+        """What is going on; nothing if there is nothing to say."""
         self.curves = Curves()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the line, and the curves if there is room for them."""
         width = options.max_width
         line = self.line
-        lines_below = console.size.height - _lines_of(line, width) - 1
+        status = [self.status] if self.status else []
+        lines_below = console.size.height - sum(_lines_of(each, width) for each in (line, *status)) - 1
         curves = self.curves.draw(width, lines_below, ascii_only=knows_ascii_only(console))
         if self.latest and not curves:
             line = f"{line}, {self.latest}"
-        yield Text(line, overflow="fold")
+        for text in (line, *status):
+            yield Text(text, overflow="fold")
         yield from curves
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtailor.cli.show.console import duration, percent, say, table
@@ -14,6 +14,8 @@ _LATE = 10.0
 """Seconds after which a site that has not answered is named."""
 _AGAIN = 60.0
 """Seconds after which it is named again."""
+_MOST_NAMED = 8
+"""Sites that a line names."""
 
 
 class ServeMessages:
@@ -23,10 +25,11 @@ class ServeMessages:
         """Begin."""
         self.progress = make_progress(runs=1)
         self._named: dict[str, float] = {}
-        self._absent: set[str] = set()
+        self._late: set[str] = set()
+        self._online: dict[str, bool] = {}
 
     def say(self, text: str) -> None:
-        """Say a sentence; unlike notes of a simulation, each of them counts, however long the server runs."""
+        """Say a sentence."""
         self.progress.line(text)
 
     def begin(self, title: str, rounds: int, done: int) -> None:
@@ -38,33 +41,73 @@ class ServeMessages:
         self.progress.round(record)
 
     def attendance(self, sites: Mapping[str, Mapping[str, Any]]) -> None:
-        """Say who is late, and who is there again."""
+        """Say who has connected and who is late, and show for whom the server waits."""
         now = time.time()
-        late = set()
+        self._say_connections(sites, now)
+        self._say_late(sites, now)
+        self.progress.status(_status(sites, now))
+
+    def _say_connections(self, sites: Mapping[str, Mapping[str, Any]], now: float) -> None:
+        """Say who has connected, and who is no longer connected."""
         for name, seen in sites.items():
-            since = seen.get("waiting_since")
-            if since is None or now - since < _LATE:
-                continue
-            late.add(name)
-            if now - self._named.get(name, -_AGAIN) < _AGAIN:
-                continue
-            self._named[name] = now
-            heard = seen.get("heard")
-            last = "never heard of yet" if heard is None else f"last heard of {duration(now - heard)} ago"
-            state = "connected" if seen.get("online") else "not connected"
-            is_told = seen.get("online") and seen.get("problem")  # without a connection, that is the problem
-            problem = f" ({seen['problem']})" if is_told else ""
-            self.say(f"waiting for {name}: {state}, {last}{problem}")
-        for name in sorted(self._absent - late):
+            is_online = bool(seen.get("online"))
+            if is_online and not self._online.get(name, False):
+                self.say(f"{name} is connected")
+            elif not is_online and self._online.get(name, False):
+                self.say(f"{name} is no longer connected, {_last_heard(seen, now)}")
+            self._online[name] = is_online
+
+    def _say_late(self, sites: Mapping[str, Mapping[str, Any]], now: float) -> None:
+        """Say who is late, from time to time, and who has answered at last."""
+        late = {name for name, seen in sites.items() if _waited(seen, now) >= _LATE}
+        named = [name for name in sites if name in late and now - self._named.get(name, -_AGAIN) >= _AGAIN]
+        if named:
+            self._named.update(dict.fromkeys(named, now))
+            self.say(f"waiting for {_in_words(named, sites, now)}")
+        for name in sorted(self._late - late):
             heard = sites.get(name, {}).get("heard")
             if heard is not None and now - heard < _LATE:
                 self.say(f"{name} has answered")
             self._named.pop(name, None)
-        self._absent = late
+        self._late = late
 
     def close(self) -> None:
         """End the display."""
         self.progress.end()
+
+
+def _waited(seen: Mapping[str, Any], now: float) -> float:
+    """Return for how many seconds the server has waited for a site."""
+    since = seen.get("waiting_since")
+    return 0.0 if since is None else now - float(since)
+
+
+def _last_heard(seen: Mapping[str, Any], now: float) -> str:
+    heard = seen.get("heard")
+    return "never heard of yet" if heard is None else f"last heard of {duration(max(now - heard, 0.0))} ago"
+
+
+def _in_words(names: Sequence[str], sites: Mapping[str, Mapping[str, Any]], now: float) -> str:
+    """Return sites, with what is known of each; the first few of many."""
+    described = []
+    for name in names[:_MOST_NAMED]:
+        seen = sites[name]
+        state = "connected" if seen.get("online") else "not connected"
+        is_told = seen.get("online") and seen.get("problem")  # without a connection, that is the problem
+        problem = f", {seen['problem']}" if is_told else ""
+        described.append(f"{name} ({state}, {_last_heard(seen, now)}{problem})")
+    more = len(names) - _MOST_NAMED
+    if more > 0:
+        described.append(f"{more} more")
+    return ", ".join(described)
+
+
+def _status(sites: Mapping[str, Mapping[str, Any]], now: float) -> str:
+    """Return a line about all sites."""
+    online = sum(bool(seen.get("online")) for seen in sites.values())
+    waiting = [name for name, seen in sites.items() if seen.get("waiting_since") is not None]
+    text = f"{online} of {len(sites)} sites are connected"
+    return f"{text}; waiting for {_in_words(waiting, sites, now)}" if waiting else text
 
 
 def show_finished(folder: str, result: Mapping[str, Any]) -> None:

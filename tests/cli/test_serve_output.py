@@ -1,0 +1,74 @@
+"""What `fedtailor serve` says of its sites: who has connected, who is late, and when it last heard of each."""
+
+import time
+
+import pytest
+
+from fedtailor.cli.show.serve import ServeMessages
+
+
+@pytest.fixture
+def messages():
+    """Return the messages of a server whose output is no terminal."""
+    made = ServeMessages()
+    yield made
+    made.close()
+
+
+def site(*, online=True, heard=None, waited=None, problem=""):
+    """Return what the server knows of a site; times are seconds ago."""
+    now = time.time()
+    return {
+        "online": online,
+        "heard": None if heard is None else now - heard,
+        "waiting_since": None if waited is None else now - waited,
+        "problem": problem,
+    }
+
+
+def said(capsys):
+    """Return the lines since the last call."""
+    return capsys.readouterr().err.splitlines()
+
+
+def test_who_connects_and_who_is_lost_is_said_once(messages, capsys):
+    messages.attendance({"clinic": site(), "practice": site(online=False)})
+    messages.attendance({"clinic": site(), "practice": site(online=False)})
+    assert said(capsys) == ["clinic is connected"]
+    messages.attendance({"clinic": site(online=False, heard=70), "practice": site(online=False)})
+    assert said(capsys) == ["clinic is no longer connected, last heard of 1 min 10 s ago"]
+
+
+def test_who_is_late_is_said_in_one_line_and_again_after_a_minute(messages, capsys, monkeypatch):
+    late = {
+        "clinic": site(waited=30, heard=45),
+        "hospital": site(heard=1),
+        "practice": site(online=False, waited=30, problem="lost"),
+    }
+    messages.attendance(late)
+    line = "waiting for clinic (connected, last heard of 45 s ago), practice (not connected, never heard of yet, lost)"
+    assert said(capsys)[-1] == line
+    messages.attendance(late)
+    assert said(capsys) == []
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 61)
+    messages.attendance(late)
+    assert said(capsys)[0].startswith("waiting for clinic (connected, last heard of 1 min 46 s ago)")
+
+
+def test_a_site_that_was_late_and_has_answered_is_named(messages, capsys):
+    messages.attendance({"clinic": site(waited=30, heard=45)})
+    messages.attendance({"clinic": site(heard=0)})
+    assert said(capsys)[-1] == "clinic has answered"
+
+
+def test_of_many_late_sites_the_first_are_named(messages, capsys):
+    messages.attendance({f"site{number:02d}": site(online=False, waited=30) for number in range(30)})
+    (line,) = said(capsys)
+    assert line.endswith("site07 (not connected, never heard of yet), 22 more")
+
+
+def test_everything_that_happens_is_said_however_long_it_runs(messages, capsys):
+    for number in range(30):
+        messages.say(f"something happens: {number}")
+    assert len(said(capsys)) == 30
