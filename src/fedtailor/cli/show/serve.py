@@ -10,7 +10,7 @@ from typing import Any
 from fedtailor.cli.show.console import duration, percent, say, table
 from fedtailor.cli.show.progress import make_progress
 
-_LATE = 10.0
+_LATE = 20.0
 """Seconds after which a site that has not answered is named."""
 _AGAIN = 60.0
 """Seconds after which it is named again."""

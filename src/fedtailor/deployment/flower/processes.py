@@ -53,6 +53,8 @@ _REASONS = (
     ("Connection attempt failed", "the server does not answer: it is not running, or a firewall is between"),
 )
 """What a SuperNode prints when something is wrong, and what it means; the first that is found counts."""
+_REACHES = ("Connection successful", "Received successfully", "Sent successfully")
+"""What a SuperNode prints when it has reached the server; it does not say when a lost connection is there again."""
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 """What makes a word colored on a terminal."""
 _STUCK = ("Giving up reconnection", "Server error '", "Client error '")
@@ -88,8 +90,9 @@ class ServerProcesses:
         """Start both programs, and wait until the SuperLink answers.
 
         Raises:
-            RunError: it does not.
+            RunError: it does not, or the port is not free.
         """
+        _refuse_taken_port(self._host, self._port)
         command = [_program("flower-superlink"), "--host", self._host, "--port", str(self._port)]
         command += ["--database", str(self._folder / "superlink.db"), "--isolation", "process"]
         if self._insecure:
@@ -243,8 +246,9 @@ class SiteProcesses:
 
     def problem(self) -> str | None:
         """Return in a sentence why the site does not reach the server now; None if nothing is known to be wrong."""
-        _, _, since = self._supervisor.output("supernode").rpartition("Connection successful")
-        return _reason(since)
+        output = self._supervisor.output("supernode")
+        last = max(output.rfind(sign) for sign in _REACHES)
+        return _reason(output[max(last, 0) :])
 
     def is_connected(self) -> bool:
         """Tell whether the present SuperNode has been accepted by the server."""
@@ -301,6 +305,17 @@ def _program(name: str) -> str:
         message = f"Flower is not installed here ('{path}' is missing): pip install 'fedtailor[flower]'."
         raise RunError(message, path=str(path))
     return str(path)
+
+
+def _refuse_taken_port(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have ended do not count
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            message = f"cannot listen on {host}, port {port}: {error.strerror or error}."
+            raise RunError(message, key="deploy.port", got=port) from error
 
 
 def _free_port() -> int:
