@@ -241,9 +241,3 @@ def left_of(path):
         if str(path) in command or f"FLWR_HOME={path.resolve()}/".encode() in environment:
             left.append(command)
     return left
-
-
-def seconds_at_site(folder):
-    """Return the seconds between request and answer of every message in a site's log."""
-    lines = [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]
-    return lines
