@@ -36,14 +36,17 @@ class Command:
         """Start it: a module of Python, or a path."""
         self.log = log
         self.start = log.stat().st_size if log.exists() else 0
-        paths = f"{SOURCE}{os.pathsep}{PROGRAMS}"
+        own = {
+            "PYTHONPATH": f"{SOURCE}{os.pathsep}{PROGRAMS}",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # Flower starts its own by name
+        }
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 [sys.executable, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, "PYTHONPATH": paths, **environment},
+                env={**os.environ, **own, **environment},
                 start_new_session=True,
             )
 
