@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 FLOWER := .venv-flower
 FLOWER_TORCH := $(shell grep '^torch==' requirements-flower.lock)
 
-.PHONY: demo demo-sites flower test test-all test-sites test-faults test-faults-full lint types format docs clean
+.PHONY: demo demo-sites flower test test-all test-sites test-sites-full test-faults test-faults-full lint types format docs clean
 
 # Types are checked beside the tests, and reported after them.
 define types_beside
@@ -46,9 +46,13 @@ flower: $(FLOWER)/.installed
 demo-sites: $(FLOWER)/.installed
 	$(FLOWER)/bin/fedtailor deploy demo
 
-# the transport over Flower: TLS, node keys, killed and restarted processes
+# real processes over Flower with TLS and node keys: first that a run has the bits of a simulation
 test-sites: $(FLOWER)/.installed
-	$(FLOWER)/bin/python -m pytest tests/deployment tests/deployment_flower
+	$(FLOWER)/bin/python -m pytest -m "not slow" tests/deployment_flower tests/deployment
+
+# the same with every process killed at three moments, bad sites and refusals: about half an hour
+test-sites-full: $(FLOWER)/.installed
+	FEDTAILOR_FULL=1 $(FLOWER)/bin/python -m pytest tests/deployment_flower tests/deployment
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

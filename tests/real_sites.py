@@ -36,14 +36,17 @@ class Command:
         """Start it: a module of Python, or a path."""
         self.log = log
         self.start = log.stat().st_size if log.exists() else 0
-        paths = f"{SOURCE}{os.pathsep}{PROGRAMS}"
+        own = {
+            "PYTHONPATH": f"{SOURCE}{os.pathsep}{PROGRAMS}",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # Flower starts its own by name
+        }
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 [sys.executable, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, "PYTHONPATH": paths, **environment},
+                env={**os.environ, **own, **environment},
                 start_new_session=True,
             )
 
@@ -241,9 +244,3 @@ def left_of(path):
         if str(path) in command or f"FLWR_HOME={path.resolve()}/".encode() in environment:
             left.append(command)
     return left
-
-
-def seconds_at_site(folder):
-    """Return the seconds between request and answer of every message in a site's log."""
-    lines = [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]
-    return lines

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, field
 
 import numpy as np
+from PIL import Image
 from sklearn.datasets import load_digits
 
 import fedtailor
@@ -83,6 +84,36 @@ def write_arrays(folder, x, y):
     folder.mkdir(parents=True)
     names = np.array([str(label) for label in range(10)])
     np.savez(folder / "train.npz", x=x, y=y, class_names=names)
+
+
+def write_pictures(folder, name, *, divided=()):
+    """Write gray pictures by class; one site lacks a class, and those in ``divided`` have a test part."""
+    generator = np.random.default_rng(sum(map(ord, name)))
+    classes = ("healthy", "sick") if name == "clinic" else ("healthy", "other", "sick")
+    parts = ("train", "test") if name in divided else ("",)
+    for part in parts:
+        for label, size in zip(classes, (21, 17, 23), strict=False):
+            place = folder / part / label
+            place.mkdir(parents=True)
+            for number in range(size):
+                pixels = generator.integers(0, 256, (12, 12), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{number}.png")
+
+
+def write_table(folder, name, *, rows=40, patients=False):
+    """Write a table with numbers, text, empty cells, patients, and a column that is empty at one site."""
+    generator = np.random.default_rng(sum(map(ord, name)))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lines = ["age,sex,dose,note,diagnosis" + ",patient" * patients]
+    for row in range(rows):
+        age = "" if row % 7 == 3 else f"{generator.normal(60, 12):.1f}"
+        sex = "" if row % 11 == 5 else generator.choice(["f", "m"] if name == "clinic" else ["d", "f", "m"])
+        dose = f"{generator.normal(0, 1):.3f}"
+        note = "" if name == "office" else f"{generator.normal(5, 1):.2f}"
+        diagnosis = generator.choice(["benign", "malignant"])
+        patient = f",{name}-{row // 3}" * patients
+        lines.append(f"{age},{sex},{dose},{note},{diagnosis}{patient}")
+    folder.with_suffix(".csv").write_text("\n".join(lines) + "\n")
 
 
 @dataclass

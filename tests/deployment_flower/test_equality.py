@@ -3,14 +3,12 @@
 One deployment serves all methods: its sites stay, and the server is started for every run.
 """
 
-import time
-
 import pytest
 
 pytest.importorskip("flwr", reason="needs the extra 'flower': make test-sites")
 
 from real_sites import Deployment
-from sites import VALUES, World, assert_same_run, divide_digits, write_arrays
+from sites import VALUES, World, assert_same_run, divide_digits, write_arrays, write_pictures, write_table
 
 NAMES = ("clinic", "hospital", "office", "practice")
 METHODS = ["fedavg", "scaffold", "fedrep", "pfedfda", "fedpac"]
@@ -35,11 +33,36 @@ def deployment(tmp_path_factory):
     made.stop()
 
 
+def seconds_of(rounds):
+    """Return the seconds of training and of evaluation of every round."""
+    return [tuple(round(line["seconds"][part], 1) for part in ("train", "evaluate")) for line in rounds]
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_of_real_sites_has_the_bits_of_a_simulation(deployment, name):
     number = METHODS.index(name) + 1
     deployment.configure(algorithm={"name": name})
-    begun = time.monotonic()
-    deployment.serve_to_the_end(*(["--new"] if number > 1 else []))
-    print(name, f"{time.monotonic() - begun:.1f} s;", "rounds", [line["seconds"] for line in deployment.rounds(number)])
+    seconds = deployment.serve_to_the_end(*(["--new"] if number > 1 else []))
+    print(name, f"{seconds:.1f} s;", "rounds", seconds_of(deployment.rounds(number)))
     assert_same_run(deployment.world, deployment.world.simulate(out=f"simulation-{name}"), run=f"{number:04d}")
+
+
+OWN_DATA = {
+    "pictures": (write_pictures, {"image_size": 8}, {}),
+    "tables": (write_table, {}, {"label_column": "diagnosis"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OWN_DATA)
+def test_sites_with_their_own_pictures_or_tables_have_the_bits_of_a_simulation(tmp_path, kind):
+    write, data, site = OWN_DATA[kind]
+    values = {**SETTINGS, "algorithm": {"name": "pfedfda"}, "data": data, "federation": {"rounds": 2}}
+    world = World(tmp_path, names=NAMES, new=("hospital",), values=values, site=site).write(write)
+    deployment = Deployment(world)
+    try:
+        deployment.start_sites()
+        print(kind, f"{deployment.serve_to_the_end():.1f} s;", "rounds", seconds_of(deployment.rounds()))
+    finally:
+        deployment.stop()
+    assert_same_run(world, world.simulate(data={"path": str(tmp_path / "all"), "new_clients": ["hospital"], **data}))
