@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import socket
 import ssl
 import subprocess
@@ -61,15 +62,19 @@ _STUCK = ("Giving up reconnection", "Server error '", "Client error '")
 """What a SuperNode prints when its loop has ended and its process goes on without it, seen with Flower 1.41."""
 
 
+_OTHER_PROGRAMS = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
+"""Flower's programs that would run what a server sends, and that a site does not need."""
+
+
 class ServerProcesses:
-    """The SuperLink, which sites connect to, and the SuperExec, which starts the round loop.
+    """The SuperLink, the gate through which sites reach it, and the SuperExec, which starts the round loop.
 
     Args:
         folder: their database, logs and settings.
         keys: holds ``ca.crt``, ``server.pem`` and ``server.key``.
         host: the address to listen at; ``0.0.0.0`` for all.
-        port: the one port.
-        insecure: without TLS and node keys, for loopback only.
+        port: the one port that is open.
+        insecure: without TLS, node keys and gate, for loopback only.
 
     Raises:
         RunError: the folder is in use by another process.
@@ -80,20 +85,23 @@ class ServerProcesses:
         self._keys = keys.resolve()
         self._host = host
         self._insecure = insecure
-        reached = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
-        self._address = f"{reached}:{port}"
         self._port = port
+        self._inner = port if insecure else _free_port()
+        self._address = f"127.0.0.1:{self._inner}"
         self._env = _environment(self._folder, poll=1.0)  # it starts one program, at the start of a run
         self._supervisor = Supervisor(self._folder)
 
     def start(self) -> None:
-        """Start both programs, and wait until the SuperLink answers.
+        """Start all programs, and wait until the SuperLink answers.
 
         Raises:
             RunError: it does not, or the port is not free.
         """
         _refuse_taken_port(self._host, self._port)
-        command = [_program("flower-superlink"), "--host", self._host, "--port", str(self._port)]
+        secret = self._folder / "superexec.secret"
+        write_private(secret, secrets.token_bytes(32))
+        only_ours = ["--superexec-auth-secret-file", str(secret)]  # nobody else who reaches the port gets its tasks
+        command = [_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self._inner)]
         command += ["--database", str(self._folder / "superlink.db"), "--isolation", "process"]
         if self._insecure:
             command += ["--insecure"]
@@ -101,11 +109,13 @@ class ServerProcesses:
             command += ["--enable-supernode-auth", "--ssl-ca-certfile", str(self._keys / "ca.crt")]
             command += ["--ssl-certfile", str(self._keys / "server.pem")]
             command += ["--ssl-keyfile", str(self._keys / "server.key")]
-        secret = self._folder / "superexec.secret"
-        write_private(secret, secrets.token_bytes(32))
-        only_ours = ["--superexec-auth-secret-file", str(secret)]  # nobody else who reaches the port gets its tasks
         self._start("superlink", [*command, *only_ours])
-        self._wait_for_health()
+        self._wait_for_health(self._address)
+        if not self._insecure:
+            gate = [sys.executable, "-m", "fedtailor.deployment.flower.gate", self._host, str(self._port)]
+            self._start("gate", [*gate, self._address, str(self._keys)])
+            reached = "127.0.0.1" if self._host in ("", "0.0.0.0", "::") else self._host
+            self._wait_for_health(f"{reached}:{self._port}")
         roots = ["--insecure"] if self._insecure else ["--root-certificates", str(self._keys / "ca.crt")]
         command = [_program("flower-superexec"), "--runtime-api-address", self._address]
         self._start("superexec", [*command, *roots, *only_ours])
@@ -159,17 +169,19 @@ class ServerProcesses:
     def _start(self, name: str, command: list[str]) -> None:
         self._supervisor.start(Child(name, command, self._env, self._folder / f"{name}.log", self._folder))
 
-    def _wait_for_health(self) -> None:
+    def _wait_for_health(self, address: str) -> None:
+        """Wait until the SuperLink answers at an address."""
         scheme = "http" if self._insecure else "https"
         context = None if self._insecure else ssl.create_default_context(cafile=str(self._keys / "ca.crt"))
         end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end and self._supervisor.is_running("superlink"):
             try:
-                with urllib.request.urlopen(f"{scheme}://{self._address}/health", timeout=5, context=context):
+                with urllib.request.urlopen(f"{scheme}://{address}/health", timeout=5, context=context):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
-        raise RunError(f"Flower's SuperLink did not start: {_last_line(self._supervisor.output('superlink'))}")
+        name = "superlink" if address == self._address else "gate"
+        raise RunError(f"the server's {name} did not start: {_last_line(self._supervisor.output(name))}")
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         """Run one of Flower's commands, and return its JSON answer."""
@@ -221,6 +233,9 @@ class SiteProcesses:
             self._trust = ["--root-certificates", str(ca.resolve())]
             self._trust += ["--auth-supernode-private-key", str(key.resolve())]
         self._env = _environment(self._own, poll=0.05)  # it starts one for every message
+        programs = self._own / "bin"
+        self._env["PATH"] = f"{programs}{os.pathsep}{self._env['PATH']}"
+        _write_programs(programs)
         self._accepted: int | None = None
         self._supervisor = Supervisor(self._own)
 
@@ -277,6 +292,18 @@ def explain(ended: Ended) -> str:
 
 def _reason(output: str) -> str | None:
     return next((reason for sign, reason in _REASONS if sign in output), None)
+
+
+def _write_programs(folder: Path) -> None:
+    """Write the programs that a SuperNode starts by their names: one that runs our app only, and none of the others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    module = "fedtailor.deployment.flower.only_our_app"
+    texts = dict.fromkeys(_OTHER_PROGRAMS, "#!/bin/sh\necho 'not at this site' >&2\nexit 1\n")
+    texts["flwr-clientapp"] = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {module} "$@"\n'
+    for name, text in texts.items():
+        path = folder / name
+        write_whole(path, text)
+        path.chmod(0o700)
 
 
 def _environment(folder: Path, poll: float) -> dict[str, str]:
