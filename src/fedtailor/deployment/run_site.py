@@ -61,8 +61,6 @@ def run_site(folder: Path, messages: Messages) -> None:
             now = processes.problem() or ""
             if now and now != problem:
                 say(now)
-            elif problem and not now and connected:
-                say(f"connected to {options.server} again")
             problem = now
             if processes.is_connected() != connected:
                 connected = not connected
