@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 FLOWER := .venv-flower
 FLOWER_TORCH := $(shell grep '^torch==' requirements-flower.lock)
 
-.PHONY: demo demo-sites test test-all test-sites test-sites-full test-faults test-faults-full lint types format docs clean
+.PHONY: demo demo-sites flower test test-all test-sites test-sites-full test-faults test-faults-full lint types format docs clean
 
 # Types are checked beside the tests, and reported after them.
 define types_beside
@@ -38,6 +38,9 @@ test-faults: $(VENV)/.installed-test
 # the same at every file operation, and with hundreds of kills, races and damaged files
 test-faults-full: $(VENV)/.installed-test
 	FEDTAILOR_FAULTS=full $(PYTEST) tests/faults
+
+# the environment with Flower, for a server or a site
+flower: $(FLOWER)/.installed
 
 # three sites and a server as real processes on this machine, over TLS
 demo-sites: $(FLOWER)/.installed

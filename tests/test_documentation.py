@@ -19,6 +19,14 @@ from fedtailor.cli.show.demo import NEXT_STEPS
 from fedtailor.core.metrics import METRICS
 from fedtailor.core.schedule import SCHEDULE_KEYS
 from fedtailor.core.training_options import Training
+from fedtailor.deployment.options import (
+    FEDERATION_FILE,
+    SITE_FILE,
+    DeployOptions,
+    SiteOptions,
+    load_federation,
+    load_site,
+)
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import CheckpointOptions, make_config
 from fedtailor.experiment.sweep_space import load_sweep
@@ -122,6 +130,8 @@ def test_commands_work_as_written(line, tmp_path, monkeypatch, capsys):
         pytest.skip("the demo has a test of its own")
     if arguments[0] in ("predict", "onboard", "export"):
         pytest.skip("the walk has a test of its own")
+    if arguments[0] in ("deploy", "site", "serve"):
+        pytest.skip("commands of several machines have a test of their own")
     assert main(arguments) == 0, capsys.readouterr().err
 
 
@@ -171,6 +181,21 @@ def test_the_page_of_models_and_the_notebook_run(tmp_path, monkeypatch, capsys):
     assert names["porto"].clients.names == ["Porto"] and Path("exported").is_dir()
 
 
+def test_the_commands_of_several_machines_are_understood(capsys):
+    lines = [line for line in commands() if line.split()[1] in ("deploy", "site", "serve")]
+    assert {" ".join(line.split()[1:3]) for line in lines} >= {"deploy init", "deploy add", "site init", "site start"}
+    for line in lines:
+        assert main([*shlex.split(line.partition("  (")[0], comments=True)[1:], "--help"]) == 0, line
+        assert "Usage" in capsys.readouterr().out, line
+
+
+def test_the_page_of_sites_names_every_option():
+    page = (ROOT / "docs" / "sites.md").read_text()
+    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE))))
+    options = {each.name for cls in (DeployOptions, SiteOptions) for each in dataclasses.fields(cls)}
+    assert options <= named
+
+
 def test_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text()
     targets = [
@@ -202,6 +227,12 @@ def test_the_examples_of_a_configuration_and_of_a_plan_are_valid(tmp_path):
             if "[[runs]]" in block:
                 (tmp_path / "plan.toml").write_text(block)
                 assert read_plan(tmp_path / "plan.toml", ROOT / "experiments")
+            elif "[deploy]" in block:
+                (tmp_path / FEDERATION_FILE).write_text(block)
+                assert load_federation(tmp_path / FEDERATION_FILE)
+            elif "share = " in block:
+                (tmp_path / SITE_FILE).write_text(block)
+                assert load_site(tmp_path)
             elif "[sweep" in block:
                 (tmp_path / "sweep.toml").write_text(block)
                 assert make_plans(*load_sweep(tmp_path / "sweep.toml"))

@@ -70,7 +70,8 @@ def test_units_restart_and_have_no_privileges(path):
     unit.optionxform = str
     unit.read_string(path.read_text())
     service = unit["Service"]
-    assert service["Restart"] == "always"
+    assert service["Restart"] == {"server": "on-failure", "site": "always"}[kind_of(path)]
+    assert service["SuccessExitStatus"] == "6"
     assert service["User"] == "fedtailor"
     assert service["NoNewPrivileges"] == "yes"
     program, *words = service["ExecStart"].split()

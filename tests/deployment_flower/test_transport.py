@@ -103,7 +103,7 @@ def test_a_failure_does_not_end_the_wait_for_a_resend(grid, transport):
     grid.reply("m0", Error(code=5, reason="gone"))
     ((client, failure),) = transport.receive(0)
     assert client == 0
-    assert failure == SiteFailure("unavailable", "Flower error 5: gone")
+    assert failure == SiteFailure("unavailable", "the site has lost its connection")
     grid.reply("m1", pack(Envelope({"r": 1})))
     assert transport.receive(0) == [(0, Envelope({"r": 1}, {}))]
 

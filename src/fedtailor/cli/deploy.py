@@ -1,4 +1,4 @@
-"""The commands ``fedtailor deploy ...``: the folder of a server, who may connect, and a demonstration."""
+"""The commands ``fedtailor deploy ...``: the folder of a server, who may connect, and the demo with sites."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def init(
     folder: ServerFolder,
     host: Annotated[
         str,
-        typer.Option(metavar="HOST", show_default=False, help="Name or address under which sites reach the server."),
+        typer.Option(metavar="HOST", show_default=False, help="Name or address by which sites reach the server."),
     ],
     port: Annotated[
         int, typer.Option(parser=whole_number("--port", at_least=1), metavar="NUMBER", help="Port of the server.")
@@ -55,17 +55,17 @@ def add(
     folder: ServerFolder,
     name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Name of the site.")],
     key: Annotated[
-        str, typer.Argument(metavar="KEY", show_default=False, help="Public key that the site has sent: site.key.pub.")
+        str, typer.Argument(metavar="KEY", show_default=False, help="File with the site's public key: site.key.pub.")
     ],
     new: Annotated[
         bool,
-        typer.Option("--new", metavar="", help="The site takes no part in training: it gets a model when a run ends."),
+        typer.Option("--new", metavar="", help="The site takes no part in training; it gets a model when a run ends."),
     ] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Register a site: only registered sites can connect. It belongs to the runs that begin afterwards."""
-    from fedtailor.cli.show.console import say
+    """Register a site, so that it can connect. It belongs to the runs that begin afterwards."""
+    from fedtailor.cli.show.deploy import show_added
     from fedtailor.deployment.federation_folder import FederationFolder
     from fedtailor.deployment.init import add_site
 
@@ -74,7 +74,7 @@ def add(
     if json:
         print_json({"site": name, "new": new, "fingerprint": public.fingerprint})
     else:
-        say(f"{name} is registered with the key {public.fingerprint}. Compare it with what the site was shown.")
+        show_added(name, public)
 
 
 @deploy_app.command("remove", cls=Command)
@@ -84,7 +84,7 @@ def remove(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Take a site off the register: it cannot connect any more once the server has been started again."""
+    """Remove a site: it belongs to no further run, and cannot connect once the server has been started again."""
     from fedtailor.cli.show.console import say
     from fedtailor.deployment.federation_folder import FederationFolder
 
@@ -112,6 +112,23 @@ def sites(folder: ServerFolder, json: Json = False, debug: Debug = False) -> Non
         show_sites(registered, attendance)
 
 
+@deploy_app.command("renew", cls=Command)
+def renew(folder: ServerFolder, json: Json = False, debug: Debug = False) -> None:
+    """Make a new certificate for the server, for the host that federation.toml names. Sites need nothing new."""
+    import shlex
+
+    from fedtailor.cli.show.console import say
+    from fedtailor.deployment.federation_folder import FederationFolder
+    from fedtailor.deployment.init import renew_certificate
+
+    days = renew_certificate(FederationFolder(Path(folder)))
+    if json:
+        print_json({"folder": folder, "days": days})
+    else:
+        say(f"The new certificate is valid for {days:.0f} days. It is used from the next start of the server:")
+        say(f"fedtailor serve {shlex.quote(folder)}")
+
+
 @deploy_app.command("demo", cls=Command)
 def demo(
     out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder to write (default: a new one under runs/).")] = "",
@@ -121,7 +138,7 @@ def demo(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Start a server and three sites on this machine, and train on digits: about two minutes, no prior knowledge."""
+    """Start a server and three sites on this machine, and train on digits. It takes about two minutes."""
     from fedtailor.cli.show.deploy import show_demo
     from fedtailor.deployment.demo import run_demo
     from fedtailor.experiment.run import unused_folder

@@ -15,22 +15,23 @@ from fedtailor.cli.shell import Interrupted, print_json
 def serve(
     folder: ServerFolder,
     new: Annotated[
-        bool, typer.Option("--new", metavar="", help="Begin another run after one that has finished.")
+        bool, typer.Option("--new", metavar="", help="Begin another run; the last one must have finished.")
     ] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run a training across the registered sites. Ctrl-C stops it, and the same command goes on with the next round."""
+    """Train across the registered sites. After Ctrl-C, the same command goes on where it stopped."""
     import shlex
 
     from fedtailor.cli.show.serve import ServeMessages, show_finished
-    from fedtailor.deployment.run_server import run_server
+    from fedtailor.deployment.run_server import has_finished, run_server
 
     messages = ServeMessages()
     try:
         result = run_server(Path(folder), messages, new=new)
     except KeyboardInterrupt:
-        message = f"stopped. To go on: fedtailor serve {shlex.quote(folder)}"
+        again = " --new" if new and has_finished(Path(folder)) else ""  # stopped before the new run began
+        message = f"stopped. To go on: fedtailor serve {shlex.quote(folder)}{again}"
         raise Interrupted(message, path=folder) from None
     finally:
         messages.close()

@@ -1,4 +1,4 @@
-"""The commands ``fedtailor site ...``: what a site needs to take part, and what it keeps."""
+"""The commands ``fedtailor site ...``, for the machine of a site."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from fedtailor.cli.options import Debug, Json, whole_number
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
-from fedtailor.cli.shell import print_json
+from fedtailor.cli.shell import Interrupted, print_json
 from fedtailor.core.errors import RunError
 
 site_app = make_app()
@@ -19,7 +19,7 @@ SiteFolder = Annotated[str, typer.Argument(metavar="FOLDER", show_default=False,
 
 @site_app.callback(invoke_without_command=True, add_help_option=False)
 def _site(context: typer.Context, help_: Help = False) -> None:
-    """Take part in a training across sites: data and personal models stay here."""
+    """Take part in training across sites; data and personal models stay here."""
     show_help(context, help_)
 
 
@@ -31,7 +31,7 @@ def init(
         str, typer.Option(metavar="PATH", show_default=False, help="Labelled data of the site: a folder or a table.")
     ],
     server: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the server is; site.toml can say it later.")
+        str, typer.Option(metavar="HOST:PORT", help="Address of the server; can be written into site.toml later.")
     ] = "",
     json: Json = False,
     debug: Debug = False,
@@ -40,17 +40,18 @@ def init(
     from fedtailor.cli.show.site import show_made
     from fedtailor.deployment.init import init_site
 
-    given = data if ":" in data else str(Path(data).expanduser().absolute())
+    is_path = ":" not in data and data.strip()
+    given = str(Path(data).expanduser().absolute()) if is_path else data
     made = init_site(Path(folder), name, given, server)
     if json:
         print_json({"folder": str(made.folder), "key": str(made.public_key), "fingerprint": made.key.fingerprint})
     else:
-        show_made(made, name)
+        show_made(made, name, server)
 
 
 @site_app.command("check", cls=Command)
 def check(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
-    """Check data, key, certificate, server and versions before the site connects. Nothing leaves the site."""
+    """Check data, key, certificate, server, log and versions. Nothing about the data leaves the site."""
     from fedtailor.cli.show.site import show_check
     from fedtailor.deployment.site_check import check_site
 
@@ -71,16 +72,22 @@ def check(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
 
 @site_app.command("start", cls=Command)
 def start(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
-    """Connect the site and keep it connected until Ctrl-C. What stops is started again."""
+    """Connect the site, and keep it connected until Ctrl-C."""
+    import shlex
+
     from fedtailor.cli.show.site import SiteMessages
     from fedtailor.deployment.run_site import run_site
 
-    run_site(Path(folder), SiteMessages(json=json))
+    try:
+        run_site(Path(folder), SiteMessages(json=json))
+    except KeyboardInterrupt:
+        message = f"stopped. To connect again: fedtailor site start {shlex.quote(folder)}"
+        raise Interrupted(message, path=folder) from None
 
 
 @site_app.command("leaves", cls=Command)
 def leaves(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
-    """Print what has left this site so far, from its log of everything that was sent."""
+    """Print what has left this site so far, from its log of all messages."""
     from fedtailor.deployment.audit import broken_line, page, write_page
     from fedtailor.deployment.options import load_site
 
@@ -98,13 +105,15 @@ def leaves(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None
 def models(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
     """List the versions of the site's personal model."""
     from fedtailor.cli.show.site import show_models
+    from fedtailor.deployment.options import load_site
     from fedtailor.deployment.site_models import describe_version, versions
 
+    name = load_site(Path(folder)).name
     found = [describe_version(each) for each in versions(Path(folder))]
     if json:
         print_json({"versions": found})
     else:
-        show_models(folder, found)
+        show_models(folder, name, found)
 
 
 @site_app.command("restore", cls=Command)
@@ -123,11 +132,13 @@ def restore(
 ) -> None:
     """Put an earlier version of the personal model in use again."""
     from fedtailor.cli.show.console import say
+    from fedtailor.deployment.options import load_site
     from fedtailor.deployment.site_models import previous, use
 
     place = Path(folder)
+    load_site(place)
     chosen = use(place, previous(place).number if version is None else version)
     if json:
         print_json({"version": chosen.number, "path": str(chosen.path)})
     else:
-        say(f"version {chosen.number} is in use.")
+        say(f"Version {chosen.number} is in use.")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import safe_name, to_json, write_whole
-from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.errors import ConfigError, DataError, did_you_mean
 from fedtailor.core.reading import damaged, read_json
 from fedtailor.deployment.options import FEDERATION_FILE
 from fedtailor.experiment.records import holds_run
@@ -88,7 +89,8 @@ class FederationFolder:
         kept = [each for each in known if each.name != name]
         if len(kept) == len(known):
             allowed = ", ".join(each.name for each in known) or "none"
-            message = f"there is no site '{name}'. Registered: {allowed}."
+            hint = did_you_mean(name, [each.name for each in known]) or "."
+            message = f"there is no site '{name}'{hint} Registered: {allowed}."
             raise ConfigError(message, key="name", allowed=allowed, got=name)
         write_whole(self.path / SITES_FILE, to_json({"sites": [each._asdict() for each in kept]}, indent=2) + "\n")
 
@@ -111,9 +113,16 @@ def check_name(name: str) -> None:
         ConfigError: it is not usable.
     """
     if not name.strip() or len(name) > _LONGEST_NAME or safe_name(name) != name:
-        allowed = f"1 to {_LONGEST_NAME} letters, digits and _ - . ~"
-        message = f"the name of a site must be {allowed}, got {name!r:.120}."
+        allowed = f"1 to {_LONGEST_NAME} of the characters a-z A-Z 0-9 _ - . ~, without a dot at the start"
+        message = f"the name of a site must be {allowed}, got {name!r:.120}{_similar_name(name)}"
         raise ConfigError(message, key="name", allowed=allowed, got=name)
+
+
+def _similar_name(name: str) -> str:
+    """Return ``"; how about 'x'?"`` with a usable name that looks like this one, or a full stop."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", errors="ignore").decode()
+    usable = re.sub(r"[^A-Za-z0-9_.~-]+", "-", plain).strip("-.")[:_LONGEST_NAME]
+    return f"; how about '{usable}'?" if usable else "."
 
 
 def numbered(sites: Sequence[Registered]) -> dict[str, int]:

@@ -13,12 +13,20 @@ from fedtailor.core.atomic import unwritable, write_whole
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.reading import read_toml
 from fedtailor.deployment.federation_folder import FederationFolder, Registered, check_name
-from fedtailor.deployment.keys import PublicKey, make_node_key, make_server_keys, read_public_key
+from fedtailor.deployment.keys import (
+    PublicKey,
+    days_left,
+    make_node_key,
+    make_server_keys,
+    read_public_key,
+    renew_server_certificate,
+)
 from fedtailor.deployment.options import FEDERATION_FILE, SITE_FILE, SiteOptions, load_federation
-from fedtailor.experiment.records import refuse_existing
 
 KEYS = "keys"
 """Folder of the server's keys and certificates."""
+SERVER_CERTIFICATE = "server.pem"
+"""The certificate that the server shows to sites, signed by the authority of ``ca.crt``."""
 CERTIFICATE = "ca.crt"
 """The certificate by which sites know the server; it is no secret."""
 SITE_KEY = "site.key"
@@ -26,7 +34,7 @@ SITE_KEY = "site.key"
 
 _ADDRESS = re.compile(r"(?P<host>[^\s:/]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 _FEDERATION = """\
-# The experiment: the sections of an experiment file (see docs/configuration.md).
+# The experiment: the sections of an experiment file (see docs/running.md).
 seed = 0
 
 [algorithm]
@@ -88,7 +96,7 @@ def init_server(folder: Path, host: str, port: int, experiment: Path | None) -> 
         ConfigError: the folder is taken, or the host or the experiment is wrong.
         RunError: a file cannot be written, or ``cryptography`` is not installed.
     """
-    refuse_existing(folder)
+    _refuse_taken(folder)
     if experiment is None:
         text = _FEDERATION.format(host=_quoted(host), port=port)
     else:
@@ -102,6 +110,25 @@ def init_server(folder: Path, host: str, port: int, experiment: Path | None) -> 
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return FederationFolder(folder)
+
+
+def renew_certificate(folder: FederationFolder) -> float:
+    """Replace the server's certificate by a new one for the host that ``federation.toml`` names.
+
+    The authority stays, so sites need nothing new.
+
+    Returns:
+        The days for which the new certificate is valid.
+
+    Raises:
+        ConfigError: ``federation.toml`` is wrong.
+        DataError: the files of the authority are damaged.
+        RunError: they are missing, or ``cryptography`` is not installed.
+    """
+    deploy = load_federation(folder.path / FEDERATION_FILE).deploy
+    keys = folder.path / KEYS
+    renew_server_certificate(keys, [deploy.host])
+    return days_left(keys / SERVER_CERTIFICATE)
 
 
 def add_site(folder: FederationFolder, name: str, key: Path, *, new: bool) -> PublicKey:
@@ -123,7 +150,7 @@ def init_site(folder: Path, name: str, data: str, server: str) -> NewSite:
         ConfigError: the folder is taken, or a value is not usable.
         RunError: a file cannot be written, or ``cryptography`` is not installed.
     """
-    refuse_existing(folder)
+    _refuse_taken(folder)
     check_name(name)
     if server:
         check_address(server)
@@ -172,6 +199,12 @@ def _from_experiment(experiment: Path, host: str, port: int) -> str:
 def _quoted(text: str) -> str:
     """Return a text as TOML writes it."""
     return tomli_w.dumps({"value": text}).partition("= ")[2].strip()
+
+
+def _refuse_taken(folder: Path) -> None:
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        message = f"'{folder}' exists already, and is never overwritten: choose another folder."
+        raise ConfigError(message, key="folder", path=str(folder), allowed="a new folder", got=str(folder))
 
 
 def _make(folder: Path) -> None:

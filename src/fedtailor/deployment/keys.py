@@ -96,9 +96,9 @@ def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
     try:
         key = serialization.load_pem_private_key(_read(path), password=None)
     except (ValueError, TypeError) as error:
-        raise DataError("this is not a private key without a password", path=str(path)) from error
+        raise DataError(f"'{path}' is not a private key without a password.", path=str(path)) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
-        raise DataError("the authority's key and certificate do not belong together", path=str(path))
+        raise DataError(f"'{path}' and ca.crt do not belong together.", path=str(path))
     _sign_server(folder, names, certificate, key)
 
 
@@ -139,15 +139,16 @@ def read_public_key(path: Path) -> PublicKey:
     content = _read(path, LARGEST_PUBLIC_KEY)
     lines = [line for line in content.decode(errors="replace").splitlines() if line.strip()]
     if len(lines) != 1:
-        raise DataError("the file must hold one public key, on one line", path=str(path), got=f"{len(lines)} lines")
+        raise DataError(f"'{path}' must hold one public key, on one line.", path=str(path), got=f"{len(lines)} lines")
     kind, *rest = lines[0].split()
     if kind != _KIND or not rest:
-        raise DataError("this is not the public key of a site", path=str(path), allowed=_KIND, got=kind[:60])
+        message = f"'{path}' is not the public key of a site: 'fedtailor site init' makes one, site.key.pub."
+        raise DataError(message, path=str(path), allowed=_KIND, got=kind[:60])
     text = f"{kind} {rest[0]}"
     try:
         serialization.load_ssh_public_key(text.encode())
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise DataError(f"the public key is damaged: {error}", path=str(path)) from error
+        raise DataError(f"the public key '{path}' is damaged: {error}.", path=str(path)) from error
     digest = hashlib.sha256(base64.b64decode(rest[0])).digest()
     return PublicKey(text, "SHA256:" + base64.b64encode(digest).decode().rstrip("="))
 
@@ -179,7 +180,7 @@ def _require_cryptography() -> None:
         import cryptography  # noqa: F401
     except ImportError as error:
         raise RunError(
-            "keys need the package cryptography; install it with: pip install 'fedtailor[flower]'"
+            "keys need the package cryptography, which comes with the extra flower: pip install 'fedtailor[flower]'."
         ) from error
 
 
@@ -259,7 +260,8 @@ def _dns_name(host: str) -> x509.DNSName:
     labels = host.split(".")
     plain = host.isascii() and len(host) <= 253
     if not plain or not all(label.replace("-", "a").isalnum() and len(label) <= 63 for label in labels):
-        raise ConfigError("a host must be a name or an address, without a port", key="host", got=host[:253])
+        message = f"a host must be a name or an address, without a port, such as fl.example.org; got '{host[:253]}'."
+        raise ConfigError(message, key="host", got=host[:253])
     return x509.DNSName(host)
 
 
@@ -283,7 +285,7 @@ def _load_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(_read(path))
     except ValueError as error:
-        raise DataError("this is not a certificate in PEM form", path=str(path)) from error
+        raise DataError(f"'{path}' is not a certificate in PEM form.", path=str(path)) from error
 
 
 def _read(path: Path, largest: int = 1024**2) -> bytes:
@@ -291,13 +293,14 @@ def _read(path: Path, largest: int = 1024**2) -> bytes:
         with path.open("rb") as file:
             content = file.read(largest + 1)
     except OSError as error:
-        raise RunError(f"cannot read the file: {error.strerror}", path=str(path)) from error
+        raise RunError(f"cannot read '{path}': {error.strerror}.", path=str(path)) from error
     if len(content) > largest:
-        raise DataError(f"the file is too large for a key or a certificate, at most {largest} bytes", path=str(path))
+        message = f"'{path}' is too large for a key or a certificate: at most {largest} bytes."
+        raise DataError(message, path=str(path))
     return content
 
 
 def _refuse_existing(*paths: Path) -> None:
     for path in paths:
         if path.exists():
-            raise RunError("the file exists already, and a key is never overwritten", path=str(path))
+            raise RunError(f"'{path}' exists already, and a key is never overwritten.", path=str(path))

@@ -146,6 +146,9 @@ def load_site(folder: Path) -> SiteOptions:
         ConfigError: the file is missing or no TOML, or a value is wrong.
     """
     path = folder / SITE_FILE
+    if not path.is_file():
+        message = f"'{folder}' holds no {SITE_FILE}: make a folder with 'fedtailor site init'."
+        raise ConfigError(message, key="folder", path=str(folder), allowed=SITE_FILE, got="none")
     values = _read(path)
     for key in ("name", "data"):
         if key not in values:

@@ -13,7 +13,7 @@ from fedtailor.core.process import lives
 from fedtailor.core.reading import read_lines, read_object
 from fedtailor.deployment.attendance import read_attendance
 from fedtailor.deployment.federation_folder import FederationFolder, Registered, check_enough
-from fedtailor.deployment.init import KEYS
+from fedtailor.deployment.init import KEYS, SERVER_CERTIFICATE
 from fedtailor.deployment.keys import days_left
 from fedtailor.deployment.log_file import LogFile
 from fedtailor.deployment.options import FEDERATION_FILE, load_federation
@@ -73,7 +73,7 @@ def run_server(folder: Path, messages: Messages, *, new: bool = False) -> dict[s
     from fedtailor.deployment.flower.processes import ServerProcesses, explain
 
     options = file.deploy
-    days = days_left(folder / KEYS / "server.pem")
+    days = days_left(folder / KEYS / SERVER_CERTIFICATE)
     if days < _FEWEST_DAYS:
         told.say(f"the server's certificate ends in {days:.0f} days: fedtailor deploy renew {folder}")
     processes = ServerProcesses(folder / "flower", folder / KEYS, options.listening_address, options.port)
@@ -99,6 +99,12 @@ def run_server(folder: Path, messages: Messages, *, new: bool = False) -> dict[s
             time.sleep(_LOOK)
     finally:
         processes.stop()
+
+
+def has_finished(folder: Path) -> bool:
+    """Return whether the last run of a server's folder has finished; False if there is none."""
+    known = FederationFolder(folder).runs()
+    return bool(known) and _result_of(known[-1]) is not None
 
 
 def _key_files(folder: Path, sites: Sequence[Registered]) -> dict[str, Path]:

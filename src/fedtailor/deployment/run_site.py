@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.deployment.audit import write_page
 from fedtailor.deployment.init import CERTIFICATE, SITE_KEY, check_address
 from fedtailor.deployment.log_file import LogFile
-from fedtailor.deployment.options import load_site
+from fedtailor.deployment.options import SITE_FILE, load_site
+
+if TYPE_CHECKING:
+    from fedtailor.deployment.flower.processes import SiteProcesses
 
 _LOOK = 0.5
 """Seconds between two looks at the processes."""
@@ -33,8 +36,8 @@ def run_site(folder: Path, messages: Messages) -> None:
     """
     options = load_site(folder)
     if not options.server:
-        message = "site.toml does not say where the server is."
-        raise ConfigError(message, key="site.server", allowed="host:port", got="nothing")
+        message = f"'{folder / SITE_FILE}' does not say where the server is: server = \"host:port\"."
+        raise ConfigError(message, key="site.server", path=str(folder / SITE_FILE), allowed="host:port", got="nothing")
     host, port = check_address(options.server)
     for name in (CERTIFICATE, SITE_KEY):
         if not (folder / name).is_file():
@@ -50,21 +53,17 @@ def run_site(folder: Path, messages: Messages) -> None:
 
     processes = SiteProcesses(folder, host, port, folder / CERTIFICATE, folder / SITE_KEY)
     work = _NewLines(folder / "flower" / "resident.log")
-    connected = False
-    problem = ""
+    said = ""
     try:
-        say(f"{options.name}: connecting to {options.server}")
         processes.start()
+        say(f"{options.name}: connecting to {options.server}")
         while True:
             for ended in processes.watch():
                 say(f"{explain(ended)}; trying again in {ended.restart_in:.0f} s")
-            now = processes.problem() or ""
-            if now and now != problem:
-                say(now)
-            problem = now
-            if processes.is_connected() != connected:
-                connected = not connected
-                say(f"connected to {options.server}" if connected else f"no longer connected to {options.server}")
+            state = _state(processes, options.server)
+            if state not in ("", said):
+                said = state
+                say(state)
             for line in work.read():
                 messages.say(line)
             time.sleep(_LOOK)
@@ -72,6 +71,14 @@ def run_site(folder: Path, messages: Messages) -> None:
         processes.stop()
         write_page(folder, options.name, options.share)
         log.write("stopped")
+
+
+def _state(processes: SiteProcesses, server: str) -> str:
+    """Return in words whether the site is connected; nothing while that is not known."""
+    problem = processes.problem()
+    if problem is not None:
+        return f"not connected to {server}: {problem}; trying again"
+    return f"connected to {server}" if processes.is_connected() else ""
 
 
 class _NewLines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import stat
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -47,6 +48,7 @@ def check_site(folder: Path) -> Iterator[Check]:
         ("certificate", lambda: _certificate(folder)),
         ("server", lambda: _server(folder, options)),
         ("log", lambda: _log(folder)),
+        ("Flower", _flower),
         ("versions", _versions),
     ]
     for what, step in steps:
@@ -132,6 +134,13 @@ def _log(folder: Path) -> str:
     if line is not None:
         raise _Problem(f"audit.jsonl was changed: line {line} does not follow from the line before.")
     return "complete"
+
+
+def _flower() -> str:
+    path = Path(sys.executable).parent / "flower-supernode"
+    if not path.is_file():
+        raise _Problem(f"it is not installed beside {sys.executable}: pip install 'fedtailor[flower]'.")
+    return "installed"
 
 
 def _versions() -> str:

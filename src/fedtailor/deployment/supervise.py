@@ -230,7 +230,8 @@ def _take_lock(path: Path) -> IO[bytes]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise RunError("this folder is in use by another process; stop that first", path=str(path.parent)) from error
+        message = f"'{path.parent}' is in use by another process: stop that first."
+        raise RunError(message, path=str(path.parent)) from error
     return lock
 
 

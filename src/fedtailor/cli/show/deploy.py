@@ -10,6 +10,7 @@ from typing import Any
 
 from fedtailor.cli.show.console import duration, percent, say, table
 from fedtailor.deployment.federation_folder import Registered
+from fedtailor.deployment.keys import PublicKey
 from fedtailor.deployment.options import FEDERATION_FILE
 
 
@@ -17,10 +18,18 @@ def show_server(folder: Path, certificate: Path, address: str) -> None:
     """Print what was made for a server, and what comes next."""
     place = shlex.quote(str(folder))
     say(f"The server's folder is {place}. What comes next:")
-    say(f"1. Look at {place}/{FEDERATION_FILE}: the method, the rounds, the deadline.")
-    say(f"2. Send every site two things: the address {address}, and the file {shlex.quote(str(certificate))}.")
-    say(f"3. Every site sends its public key back. Register it: fedtailor deploy add {place} NAME KEY")
+    say(f"1. Edit {place}/{FEDERATION_FILE}: the method, the number of rounds, the deadline.")
+    say(f"2. Send every site the address {address} and the file {shlex.quote(str(certificate))}, which is no secret.")
+    say("3. Every site sends back its public key, site.key.pub, and its name. Register it:")
+    say(f"   fedtailor deploy add {place} NAME site.key.pub")
     say(f"4. Start: fedtailor serve {place}")
+
+
+def show_added(name: str, key: PublicKey) -> None:
+    """Print that a site is registered, and what to do with its fingerprint."""
+    say(f"{name} is registered with the key {key.fingerprint}.")
+    say("Compare this fingerprint with the one that the site has seen, for instance by telephone.")
+    say(f"{name} belongs to the runs that begin from now on. A server that is running must be started again for it.")
 
 
 def show_sites(sites: Sequence[Registered], attendance: Mapping[str, Mapping[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from fedtailor.cli.show.console import duration, percent, say, table
 from fedtailor.cli.show.progress import make_progress
 
-_LATE = 10.0
+_LATE = 20.0
 """Seconds after which a site that has not answered is named."""
 _AGAIN = 60.0
 """Seconds after which it is named again."""
@@ -29,7 +29,7 @@ class ServeMessages:
         self._online: dict[str, bool] = {}
 
     def say(self, text: str) -> None:
-        """Say a sentence."""
+        """Say a sentence; unlike notes of a simulation, each of them counts, however long the server runs."""
         self.progress.line(text)
 
     def begin(self, title: str, rounds: int, done: int) -> None:
@@ -93,7 +93,8 @@ def _in_words(names: Sequence[str], sites: Mapping[str, Mapping[str, Any]], now:
     for name in names[:_MOST_NAMED]:
         seen = sites[name]
         state = "connected" if seen.get("online") else "not connected"
-        problem = f", {seen['problem']}" if seen.get("problem") else ""
+        is_told = seen.get("online") and seen.get("problem")  # without a connection, that is the problem
+        problem = f", {seen['problem']}" if is_told else ""
         described.append(f"{name} ({state}, {_last_heard(seen, now)}{problem})")
     more = len(names) - _MOST_NAMED
     if more > 0:

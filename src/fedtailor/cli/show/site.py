@@ -13,12 +13,13 @@ from fedtailor.deployment.init import CERTIFICATE, NewSite
 from fedtailor.deployment.site_check import Check
 
 
-def show_made(made: NewSite, name: str) -> None:
-    """Print what was made for a site, and what comes next."""
+def show_made(made: NewSite, name: str, server: str) -> None:
+    """Print what was made for a site, and what comes next; ``server`` is empty if it is not known yet."""
     place = shlex.quote(str(made.folder))
     say(f"The folder of {name} is {place}. What comes next:")
+    address = "" if server else f', and its address as server = "HOST:PORT" into {place}/site.toml'
     say(f"1. Send {shlex.quote(str(made.public_key))} to the server. Its fingerprint: {made.key.fingerprint}")
-    say(f"2. Put the server's {CERTIFICATE} into {place}, and its address into {place}/site.toml.")
+    say(f"2. Put the server's file {CERTIFICATE} into {place}{address}.")
     say(f"3. Check: fedtailor site check {place}")
     say(f"4. Start: fedtailor site start {place}")
 
@@ -29,8 +30,8 @@ def show_check(check: Check) -> None:
     say(f"{mark}  {check.what}: {check.text}", style="" if check.ok else "bold red")
 
 
-def show_models(folder: str, found: Sequence[Mapping[str, Any]]) -> None:
-    """Print the versions of a site's model."""
+def show_models(folder: str, name: str, found: Sequence[Mapping[str, Any]]) -> None:
+    """Print the versions of the model of the site with this name."""
     if not found:
         say("There is no model yet: it is made when a run ends.")
         return
@@ -48,7 +49,7 @@ def show_models(folder: str, found: Sequence[Mapping[str, Any]]) -> None:
             ]
         )
     table("Models", ["version", "", "method", "made", "round", "accuracy %"], rows, left=4)
-    say(f"To use one: fedtailor predict {shlex.quote(folder)}/model --client NAME PATH...")
+    say(f"To use one: fedtailor predict {shlex.quote(folder)}/model --client {name} PATH...")
 
 
 class SiteMessages:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
 import ssl
@@ -52,6 +53,10 @@ _REASONS = (
     ("Connection attempt failed", "the server does not answer: it is not running, or a firewall is between"),
 )
 """What a SuperNode prints when something is wrong, and what it means; the first that is found counts."""
+_REACHES = ("Connection successful", "Received successfully", "Sent successfully")
+"""What a SuperNode prints when it has reached the server; it does not say when a lost connection is there again."""
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+"""What makes a word colored on a terminal."""
 _STUCK = ("Giving up reconnection", "Server error '", "Client error '")
 """What a SuperNode prints when its loop has ended and its process goes on without it, seen with Flower 1.41."""
 
@@ -85,8 +90,9 @@ class ServerProcesses:
         """Start both programs, and wait until the SuperLink answers.
 
         Raises:
-            RunError: it does not.
+            RunError: it does not, or the port is not free.
         """
+        _refuse_taken_port(self._host, self._port)
         command = [_program("flower-superlink"), "--host", self._host, "--port", str(self._port)]
         command += ["--database", str(self._folder / "superlink.db"), "--isolation", "process"]
         if self._insecure:
@@ -210,7 +216,10 @@ class SiteProcesses:
         self._address = f"{server}:{port}"
         self._trust = ["--insecure"]
         if not insecure:
-            self._trust = ["--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
+            assert ca is not None and key is not None, "TLS needs both"
+            # absolute paths: the program runs in another folder
+            self._trust = ["--root-certificates", str(ca.resolve())]
+            self._trust += ["--auth-supernode-private-key", str(key.resolve())]
         self._env = _environment(self._own, poll=0.05)  # it starts one for every message
         self._accepted: int | None = None
         self._supervisor = Supervisor(self._own)
@@ -221,9 +230,10 @@ class SiteProcesses:
         Args:
             resident: the command of the resident process, if it is another than that of this package.
         """
+        supernode = _program("flower-supernode")
         asked = resident or [sys.executable, "-m", "fedtailor.deployment.resident", str(self._folder)]
         self._start("resident", asked)
-        command = [_program("flower-supernode"), "--superlink", self._address, *self._trust]
+        command = [supernode, "--superlink", self._address, *self._trust]
         command += ["--port", str(_free_port())]
         command += ["--node-config", f"folder={json.dumps(str(self._folder))}"]
         self._start("supernode", command)
@@ -236,8 +246,9 @@ class SiteProcesses:
 
     def problem(self) -> str | None:
         """Return in a sentence why the site does not reach the server now; None if nothing is known to be wrong."""
-        _, _, since = self._supervisor.output("supernode").rpartition("Connection successful")
-        return _reason(since)
+        output = self._supervisor.output("supernode")
+        last = max(output.rfind(sign) for sign in _REACHES)
+        return _reason(output[max(last, 0) :])
 
     def is_connected(self) -> bool:
         """Tell whether the present SuperNode has been accepted by the server."""
@@ -291,8 +302,20 @@ def _program(name: str) -> str:
     """
     path = Path(sys.executable).parent / name
     if not path.exists():
-        raise RunError(f"there is no {name}: pip install 'fedtailor[flower]'", path=str(path))
+        message = f"Flower is not installed here ('{path}' is missing): pip install 'fedtailor[flower]'."
+        raise RunError(message, path=str(path))
     return str(path)
+
+
+def _refuse_taken_port(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have ended do not count
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            message = f"cannot listen on {host}, port {port}: {error.strerror or error}."
+            raise RunError(message, key="deploy.port", got=port) from error
 
 
 def _free_port() -> int:
@@ -302,5 +325,5 @@ def _free_port() -> int:
 
 
 def _last_line(output: str) -> str:
-    lines = [line for line in output.splitlines() if line.strip()]
+    lines = [line for line in _COLORS.sub("", output).splitlines() if line.strip()]
     return one_line(lines[-1]) if lines else "it printed nothing"

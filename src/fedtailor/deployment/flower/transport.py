@@ -17,8 +17,13 @@ from fedtailor.deployment.transport import SiteFailure
 _POLL_SECONDS = 0.1
 _LIFETIME = 24 * 3600.0
 """Seconds for which Flower keeps a request that nobody has fetched, and its reply."""
-_UNAVAILABLE = frozenset({3, 4, 5, 8})
-"""Flower's codes for a lost message, a lost reply, a lost node and a ClientApp that died."""
+_UNAVAILABLE = {
+    3: "the request was lost on its way",
+    4: "the answer was lost on its way",
+    5: "the site has lost its connection",
+    8: "the program that passes requests on has died at the site",
+}
+"""Flower's codes for what may go better when the request is sent again, and what they mean."""
 
 
 class GridTransport:
@@ -116,8 +121,10 @@ def _read(message: Message, node: int) -> Envelope | SiteFailure:
     """Return what a reply says; it counts only if it comes from the node that was asked."""
     sender = message.metadata.src_node_id
     if message.has_error():
-        text = one_line(f"Flower error {message.error.code}: {message.error.reason}")
-        return SiteFailure("unavailable" if message.error.code in _UNAVAILABLE else "failed", text)
+        code = message.error.code
+        if code in _UNAVAILABLE:
+            return SiteFailure("unavailable", _UNAVAILABLE[code])
+        return SiteFailure("failed", one_line(f"Flower error {code}: {message.error.reason}"))
     if sender != node:
         return SiteFailure("failed", f"the reply comes from another node: {sender} instead of {node}")
     try:
