@@ -41,19 +41,19 @@ def test_who_connects_and_who_is_lost_is_said_once(messages, capsys):
 
 def test_who_is_late_is_said_in_one_line_and_again_after_a_minute(messages, capsys, monkeypatch):
     late = {
-        "clinic": site(waited=30, heard=45),
+        "clinic": site(waited=30, heard=45, problem="lost"),
         "hospital": site(heard=1),
-        "practice": site(online=False, waited=30, problem="lost"),
+        "practice": site(online=False, waited=30, problem="unknown"),
     }
     messages.attendance(late)
-    line = "waiting for clinic (connected, last heard of 45 s ago), practice (not connected, never heard of yet, lost)"
+    line = "waiting for clinic (connected, last heard of 45 s ago, lost), practice (not connected, never heard of yet)"
     assert said(capsys)[-1] == line
     messages.attendance(late)
     assert said(capsys) == []
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 61)
     messages.attendance(late)
-    assert said(capsys)[0].startswith("waiting for clinic (connected, last heard of 1 min 46 s ago)")
+    assert said(capsys)[0].startswith("waiting for clinic (connected, last heard of 1 min 46 s ago")
 
 
 def test_a_site_that_was_late_and_has_answered_is_named(messages, capsys):

@@ -10,7 +10,6 @@ import pytest
 
 from deployment.test_own_data import write_table
 from fedtailor.cli.main import main
-from fedtailor.cli.show.serve import ServeMessages
 from fedtailor.core.process import this_process
 from fedtailor.deployment.attendance import read_attendance, write_attendance
 from fedtailor.deployment.federation_folder import FederationFolder
@@ -352,25 +351,6 @@ def test_without_flower_the_extra_is_named(world, command, capsys, monkeypatch):
         (clinic / name).write_text("")
     assert "pip install 'fedtailor[flower]'" in failed(command, FAILED, capsys)
     assert not (world / "demo").exists()
-
-
-def test_the_server_names_who_is_late_each_time_anew(capsys):
-    messages = ServeMessages()
-    for number in range(20):
-        messages.say(f"sentence {number}")
-    now = time.time()
-    late = {"online": False, "heard": now - 100, "waiting_since": now - 30, "problem": "lost"}
-    messages.attendance({"clinic": late, "hospital": {**late, "online": True, "heard": None}, "practice": {}})
-    messages.attendance({"clinic": late})
-    messages.attendance({"clinic": {"online": True, "heard": time.time(), "waiting_since": None}})
-    messages.close()
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[:20] == [f"sentence {number}" for number in range(20)]
-    assert lines[20:] == [
-        "waiting for clinic: not connected, last heard of 1 min 40 s ago",
-        "waiting for hospital: connected, never heard of yet (lost)",
-        "clinic has answered",
-    ]
 
 
 def test_a_server_and_a_site_are_made_and_registered(keys, capsys):

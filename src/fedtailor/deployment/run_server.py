@@ -11,7 +11,7 @@ from fedtailor.core.atomic import discard, to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError, FedtailorError, RunError
 from fedtailor.core.process import lives
 from fedtailor.core.reading import read_lines, read_object
-from fedtailor.deployment.attendance import read_attendance, write_attendance
+from fedtailor.deployment.attendance import read_attendance
 from fedtailor.deployment.federation_folder import FederationFolder, Registered, check_enough
 from fedtailor.deployment.init import KEYS, SERVER_CERTIFICATE
 from fedtailor.deployment.keys import days_left
@@ -79,7 +79,6 @@ def run_server(folder: Path, messages: Messages, *, new: bool = False) -> dict[s
         told.say(f"the server's certificate ends in {days:.0f} days: fedtailor deploy renew {folder}")
     processes = ServerProcesses(folder / "flower", folder / KEYS, options.listening_address, options.port)
     try:
-        _forget_attendance(folder)
         told.say(f"starting the server on {options.listening_address}, port {options.port}")
         processes.start()
         nodes = processes.register(_key_files(folder / "flower" / "sites", sites))
@@ -117,14 +116,6 @@ def has_finished(folder: Path) -> bool:
     """Return whether the last run of a server's folder has finished; False if there is none."""
     known = FederationFolder(folder).runs()
     return bool(known) and _result_of(known[-1]) is not None
-
-
-def _forget_attendance(folder: Path) -> None:
-    """Remove from the record who is there what an earlier process saw; when it heard of the sites stays."""
-    known = read_attendance(folder)
-    if known:
-        sites = {name: {"online": False, "heard": seen.get("heard")} for name, seen in known.items()}
-        write_attendance(folder, sites)
 
 
 def _key_files(folder: Path, sites: Sequence[Registered]) -> dict[str, Path]:

@@ -29,7 +29,7 @@ class ServeMessages:
         self._online: dict[str, bool] = {}
 
     def say(self, text: str) -> None:
-        """Say a sentence."""
+        """Say a sentence; unlike notes of a simulation, each of them counts, however long the server runs."""
         self.progress.line(text)
 
     def begin(self, title: str, rounds: int, done: int) -> None:
