@@ -191,7 +191,7 @@ def test_a_site_with_a_list_of_methods_runs_no_other(recorded):
     object.__setattr__(site.options, "algorithms", ("fedavg", "pfedfd"))
     plan = read_agreement(recorded.path / "server" / "runs" / "0001").plan
     answer = site.answer(Envelope({"kind": "begin", "client": 0}, {"plan": plan.raw}))
-    assert "does not allow 'pfedfda'; did you mean 'pfedfd'?" in answer.head["refused"]
+    assert "does not allow 'pfedfda'. Allowed algorithms: fedavg, pfedfd." in answer.head["refused"]
 
 
 def test_a_plan_survives_as_it_is(recorded):

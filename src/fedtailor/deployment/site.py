@@ -17,7 +17,7 @@ import torch
 from fedtailor import __version__
 from fedtailor.core.class_means import ClassMeans
 from fedtailor.core.engine import Failure, one_thread
-from fedtailor.core.errors import ConfigError, DataError, FedtailorError, RunError, describe_error, did_you_mean
+from fedtailor.core.errors import ConfigError, DataError, FedtailorError, RunError, describe_error
 from fedtailor.core.message import Messages
 from fedtailor.core.metrics import Scores, per_client
 from fedtailor.core.packing import pack_upload, packed_bytes, unpack_download
@@ -207,9 +207,8 @@ class Site:
             allowed: Collection[str] = getattr(self.options, key)
             for name in names:
                 if name not in allowed and (allowed or ":" in name):
-                    hint = did_you_mean(name, allowed) or "."
                     known = ", ".join(allowed) or "fedtailor's own"
-                    message = f"site.toml does not allow '{name}'{hint} Allowed {key}: {known}."
+                    message = f"its site.toml does not allow '{name}'. Allowed {key}: {known}."
                     raise ConfigError(message, key=f"site.{key}", allowed=list(allowed), got=name)
 
     def _work(self, request: Envelope) -> tuple[Envelope, dict[str, int]]:
