@@ -18,7 +18,7 @@ from sites import VALUES, World, divide_digits, write_arrays
 
 NAMES = ("clinic", "practice")
 DATA = divide_digits(NAMES, rows=40)
-DEADLINE = {"deadline": 600.0, "resend": 5.0}
+DEADLINE = {"deadline": 600.0, "resend": 10.0}
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 
