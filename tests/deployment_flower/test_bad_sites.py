@@ -12,7 +12,7 @@ from sites import ABSENCES, VALUES, World, assert_same_as_simulation, divide_dig
 NAMES = ("clinic", "hospital", "practice")
 KINDS = ("nan", "another shape", "garbage", "another round", "failed")
 ROUNDS = len(KINDS) + 1
-DEADLINE = 30.0
+DEADLINE = 45.0
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 
