@@ -1,9 +1,12 @@
 """What `fedtailor serve` says of its sites: who has connected, who is late, and when it last heard of each."""
 
+import io
 import time
 
 import pytest
+from rich.console import Console
 
+from fedtailor.cli.show.progress import LiveProgress
 from fedtailor.cli.show.serve import ServeMessages
 
 
@@ -72,3 +75,19 @@ def test_everything_that_happens_is_said_however_long_it_runs(messages, capsys):
     for number in range(30):
         messages.say(f"something happens: {number}")
     assert len(said(capsys)) == 30
+
+
+def test_a_terminal_shows_below_the_line_for_whom_the_server_waits(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    progress = LiveProgress()
+    progress.begin("fedavg", 6)
+    messages = ServeMessages()
+    messages.progress = progress
+    messages.attendance({"clinic": site(heard=3), "practice": site(online=False, heard=75, waited=5)})
+    console = Console(file=io.StringIO(), width=120, height=30)
+    console.print(progress._screen)
+    messages.close()
+    assert console.file.getvalue().splitlines()[:2] == [
+        "fedavg: round 1/6",
+        "1 of 2 sites are connected; waiting for practice (not connected, last heard of 1 min 15 s ago)",
+    ]

@@ -89,7 +89,7 @@ def test_tables_with_other_columns_are_refused(tmp_path):
 
 def test_a_class_that_the_server_does_not_name_is_refused(tmp_path):
     deploy = {"classes": ["healthy", "sick"]}
-    message = "has a class 'other' that the model does not know"
+    message = "refuses: the data has a class 'other' that the model does not know"
     refused(tmp_path, write_pictures, message, data={"image_size": 8}, deploy=deploy)
 
 

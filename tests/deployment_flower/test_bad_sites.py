@@ -12,7 +12,7 @@ from sites import ABSENCES, VALUES, World, assert_same_as_simulation, divide_dig
 NAMES = ("clinic", "hospital", "practice")
 KINDS = ("nan", "another shape", "garbage", "another round", "failed")
 ROUNDS = len(KINDS) + 1
-DEADLINE = 20.0
+DEADLINE = 45.0
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 
@@ -24,7 +24,7 @@ def test_the_bad_answers_of_a_site_change_nothing_for_the_others(tmp_path, metho
         "algorithm": {"name": method},
         "federation": {"rounds": ROUNDS},
         "evaluation": {"every": ROUNDS},
-        "deploy": {"deadline": DEADLINE, "resend": 5.0},
+        "deploy": {"deadline": DEADLINE},
     }
     world = World(tmp_path, values=values).write(lambda folder, name: write_arrays(folder, *data[name]))
     deployment = Deployment(world)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fedtailor.core.errors import one_line
@@ -77,8 +77,7 @@ class Exchange:
         self.attendance.waiting = dict.fromkeys(requests, time.time())
         answers: dict[int, Envelope | SiteFailure] = {}
         quorum = max(needed, math.ceil(options.quorum * len(requests) - 1e-9))
-        last_sent = start
-        patience = options.resend
+        repeats = _Repeats(requests, options.resend, start)
         at_quorum: float | None = None
         while self._waiting(requests, answers):
             self._look(self.attendance)
@@ -89,13 +88,12 @@ class Exchange:
             is_over = now - start >= options.deadline or (at_quorum is not None and now - at_quorum >= options.grace)
             if is_over and answered >= min(needed, len(requests)):
                 break
-            if now - last_sent >= patience:
-                self._transport.send({client: requests[client] for client in self._waiting(requests, answers)})
-                last_sent = now
-                patience *= 2  # a site that works long must not be asked again and again
+            again = repeats.due(self._waiting(requests, answers), now)
+            if again:
+                self._transport.send({client: requests[client] for client in again})
             for client, answer in self._transport.receive(_POLL):
-                if client in requests:
-                    self._enter(client, answer, answers, accept)
+                if client in requests and not self._enter(client, answer, answers, accept):
+                    repeats.hasten(client, self._clock())
         self._transport.forget()
         self.attendance.waiting = {}
         self._look(self.attendance)
@@ -107,24 +105,55 @@ class Exchange:
         answer: Envelope | SiteFailure,
         answers: dict[int, Envelope | SiteFailure],
         accept: Callable[[int, Envelope], bool],
-    ) -> None:
-        """Enter an answer; a failure only where there is no better one, and not if the site may still answer."""
+    ) -> bool:
+        """Enter an answer; a failure only where there is no better one, and not if the site may still answer.
+
+        Return whether it was entered, or is of no interest; False if the request was lost.
+        """
         if isinstance(answer, SiteFailure):
             self.attendance.failures[client] = answer.text
             if answer.kind == "failed":
                 answers.setdefault(client, answer)
-            return
+            return False
         if not accept(client, answer):
             if "failed" in answer.head:  # nobody at the site could read the request; it is sent again
                 self.attendance.failures[client] = one_line(str(answer.head["failed"]))
-            return
+                return False
+            return True
         answers[client] = answer
         self.attendance.heard[client] = time.time()
         self.attendance.waiting.pop(client, None)
         self.attendance.failures.pop(client, None)
+        return True
 
     def _waiting(
         self, requests: Mapping[int, Envelope], answers: Mapping[int, Envelope | SiteFailure]
     ) -> Collection[int]:
         """Return the sites that may still answer."""
         return [client for client in requests if not isinstance(answers.get(client), Envelope)]
+
+
+class _Repeats:
+    """When requests are sent again.
+
+    Each time, the wait doubles: a site that works for long must not find a queue of repeats when it is done. It starts
+    anew if the request is known to be lost.
+    """
+
+    def __init__(self, clients: Iterable[int], wait: float, now: float) -> None:
+        self._first = wait
+        self._waits = dict.fromkeys(clients, wait)
+        self._due = dict.fromkeys(clients, now + wait)
+
+    def due(self, waiting: Iterable[int], now: float) -> list[int]:
+        """Return the sites to ask again now."""
+        found = [client for client in waiting if now >= self._due[client]]
+        for client in found:
+            self._waits[client] *= 2
+            self._due[client] = now + self._waits[client]
+        return found
+
+    def hasten(self, client: int, now: float) -> None:
+        """Note that the request to a site was lost."""
+        self._waits[client] = self._first
+        self._due[client] = min(self._due[client], now + self._first)

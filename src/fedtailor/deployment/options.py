@@ -51,8 +51,10 @@ class DeployOptions:
     grace: Annotated[float, Range(ge=0, le=86400)] = 10.0
     """Seconds that the others are given then."""
     resend: Annotated[float, Range(gt=0, le=86400)] = 20.0
-    """Seconds after which a request is sent again to a site that has not answered; twice as many before the next time.
-    A site gives the same answer twice."""
+    """Seconds after which a request is sent again to a site that has not answered; each time after twice as long.
+
+    If the request is known to be lost, it begins anew. A site answers twice the same.
+    """
     allow_mixed: bool = False
     """Whether sites may have other versions of torch. Then the last bits of results depend on who computed them."""
     classes: tuple[str, ...] = ()

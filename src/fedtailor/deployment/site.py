@@ -35,6 +35,7 @@ from fedtailor.deployment.site_data import (
     divide_site,
     federation_of_one,
     moments,
+    options_of,
     prepare,
     read_dataset,
 )
@@ -105,13 +106,20 @@ class Site:
             answer, contents = self._answer(request)
         except FedtailorError as error:
             log.error("refused: %s", error)
-            # what the site refuses is about the request or its own files, and the operator must know it
-            return Envelope({"refused": error.message, "kind": kind}, {}), {"a reason": len(error.message)}
+            reason = self._without_paths(error.message)
+            return Envelope({"refused": reason, "kind": kind}, {}), {"a reason": len(reason)}
         except Exception as error:
             log.exception("failed")
             return Envelope({**refusal(error, with_text="errors" in self.options.share), "kind": kind}, {}), {}
         self._last = (request, answer)
         return answer, contents
+
+    def _without_paths(self, text: str) -> str:
+        """Return a reason for the server, without the places of this site's files, which are not its business."""
+        data = options_of(self.options, DataOptions(path="each-site"), self.folder).path
+        for path, name in ((data, "the data"), (str(self.folder), "the site's folder")):
+            text = text.replace(f"'{path}'", name).replace(path, name)
+        return text
 
     def _answer(self, request: Envelope) -> tuple[Envelope, dict[str, int]]:
         """Return the answer to a request, and what is in it with the number of bytes."""

@@ -1,11 +1,12 @@
 """A site that behaves as a file says, see ``BAD``: python resident_site.py FOLDER is its resident process.
 
-``FOLDER/behaves.json`` names what is wrong with the answer to a round of training, by the number of the round. The
-variable ``FEDTAILOR_TEST_VERSION`` gives the whole site another version.
+``FOLDER/behaves.json`` names what is wrong with the answer to a round of training, by the number of the round.
+``FOLDER/version.txt`` gives the site another version of fedtailor.
 """
 
 import json
-import os
+import sys
+from pathlib import Path
 
 import torch
 
@@ -13,9 +14,9 @@ import fedtailor
 from fedtailor.core.codec import decode, encode
 from fedtailor.deployment.envelope import Envelope
 
-version = os.environ.get("FEDTAILOR_TEST_VERSION")
-if version:  # before the modules are imported that copy it
-    fedtailor.__version__ = version
+version = Path(sys.argv[1]) / "version.txt"
+if version.exists():  # before the modules are imported that copy it
+    fedtailor.__version__ = version.read_text()
 
 from fedtailor.deployment import resident, site  # noqa: E402
 
