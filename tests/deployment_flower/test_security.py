@@ -4,11 +4,11 @@ import io
 import zipfile
 from pathlib import Path
 
-import anyio
 import pytest
 
-pytest.importorskip("flwr")
+pytest.importorskip("flwr", reason="needs the extra 'flower': make test-sites")
 
+import anyio
 import httpx
 from flwr.cli.build import build_fab_from_disk
 
