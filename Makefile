@@ -7,7 +7,7 @@ TORCH := $(shell grep '^torch==' requirements.lock)
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-all test-faults test-faults-full lint types format docs clean
+.PHONY: demo test test-all test-ray test-faults test-faults-full lint types format docs clean
 
 # Types are checked beside the tests, and reported after them.
 define types_beside
@@ -35,6 +35,10 @@ test-faults: $(VENV)/.installed-test
 test-faults-full: $(VENV)/.installed-test
 	FEDTAILOR_FAULTS=full $(PYTEST) tests/faults
 
+# the engine `ray`, in an environment of its own
+test-ray: .venv-ray/.installed
+	.venv-ray/bin/python -m pytest tests/cluster
+
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,7 +54,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python tools/write_pages.py
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-ray build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # torch comes first and exactly pinned: a looser resolution elsewhere could pull another build of several gigabytes
 $(VENV)/.installed: requirements.lock pyproject.toml
@@ -63,4 +67,11 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 
 $(VENV)/.installed-test: requirements-test.lock $(VENV)/.installed
 	$(PIP) install --quiet -r requirements-test.lock
+	@touch $@
+
+.venv-ray/.installed: requirements-ray.lock requirements-test.lock requirements.lock pyproject.toml
+	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet $(TORCH)
+	.venv-ray/bin/python -m pip install --quiet -r requirements-ray.lock
+	.venv-ray/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@

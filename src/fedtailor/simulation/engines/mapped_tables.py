@@ -27,17 +27,11 @@ class MappedTensor(NamedTuple):
         """Return the tensor, backed by the file, which is read-only: a program that writes to it ends its process."""
         if math.prod(self.layout.shape) == 0:
             return torch.empty(self.layout.shape, dtype=self.layout.dtype)
-        return read_only_tensor(self.layout, np.memmap(self.path, dtype=np.uint8, mode="r"))
-
-
-def read_only_tensor(layout: Layout, memory: np.ndarray) -> Tensor:
-    """Return a tensor in memory (n,) of bytes that nobody can write to, from the 64-byte boundary before the tensor."""
-    if math.prod(layout.shape) == 0:
-        return torch.empty(layout.shape, dtype=layout.dtype)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
-        values = torch.from_numpy(memory).view(layout.dtype)
-    return values.as_strided(layout.shape, layout.stride, layout.offset)
+        memory = np.memmap(self.path, dtype=np.uint8, mode="r")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+            values = torch.from_numpy(memory).view(self.layout.dtype)
+        return values.as_strided(self.layout.shape, self.layout.stride, self.layout.offset)
 
 
 class MappedTables:

@@ -10,17 +10,19 @@ import os
 import platform
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-import fedtailor
 from fedtailor.simulation.engines.child import RequestHandler
-from fedtailor.simulation.engines.mapped_tables import read_only_tensor
+from fedtailor.simulation.engines.mapped_tables import MappedTensor
 from fedtailor.simulation.engines.serialization import Layout, decode
 from fedtailor.simulation.engines.surroundings import import_path
 from fedtailor.simulation.engines.workers import keep_pages
@@ -82,9 +84,7 @@ class ClientActor:
 
         package: Package = ray.get(reference)
         if package.tables and package.tables_version != self._tables_version:
-            memory = ray.get([table.reference for table in package.tables])
-            tables = zip(package.tables, memory, strict=True)
-            self._handler.hold_tables([read_only_tensor(table.layout, _aligned(bytes_)) for table, bytes_ in tables])
+            self._handler.hold_tables([_mapped(table.layout, ray.get(table.reference)) for table in package.tables])
             self._tables_version = package.tables_version
         for kind, (version, data) in package.requests.items():
             if self._received.get(kind) != version:
@@ -95,19 +95,16 @@ class ClientActor:
         return None
 
 
-_ALIGNMENT = 64
+def _mapped(layout: Layout, memory: np.ndarray) -> Tensor:
+    """Return a tensor that nobody can write to: a program that tries ends its process.
 
-
-def _aligned(memory: np.ndarray) -> np.ndarray:
-    """Return memory that begins at a 64-byte boundary, on which the last bit of a result can depend."""
-    if memory.ctypes.data % _ALIGNMENT == 0:
-        return memory
-    room = np.empty(len(memory) + _ALIGNMENT, dtype=np.uint8)
-    start = -room.ctypes.data % _ALIGNMENT
-    copy = room[start : start + len(memory)]
-    copy[:] = memory
-    copy.setflags(write=False)
-    return copy
+    The memory of the object store can be written to by all processes of a machine, in spite of what NumPy says of it,
+    so the bytes are copied to a file.
+    """
+    with tempfile.NamedTemporaryFile(prefix="fedtailor-") as file:
+        file.write(memory.data)
+        file.flush()
+        return MappedTensor(file.name, layout).open()  # stays readable when the file is removed
 
 
 def description() -> dict[str, str]:
@@ -115,7 +112,7 @@ def description() -> dict[str, str]:
     return {
         "host": socket.gethostname(),
         "pid": str(os.getpid()),
-        "fedtailor": fedtailor.__version__,
+        "fedtailor": import_module("fedtailor").__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "capability": torch.backends.cpu.get_cpu_capability(),

@@ -46,7 +46,8 @@ def require_ray() -> None:
     Raises:
         ConfigError: it is not.
     """
-    if importlib.util.find_spec("ray") is None:
+    found = importlib.util.find_spec("ray")
+    if found is None or found.origin is None:  # a folder of this name is no package
         raise ConfigError(
             "engine 'ray' needs the package ray: pip install 'fedtailor[ray]'.", key="engine.name", got="ray"
         )
@@ -86,7 +87,7 @@ class Cluster:
         if not ray.is_initialized():
             with _handlers_kept():
                 if self.address:
-                    _knock(self.address)
+                    self._refuse_absent()
                     self._join(ray)
                 else:
                     self._start(ray)
@@ -102,6 +103,11 @@ class Cluster:
         self.workers = self.workers or max(available, 1)
         self._actor_class = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(ClientActor)
         self.is_connected = True
+
+    def _refuse_absent(self) -> None:
+        """Raise if there is no cluster at the address, or it does not let this process in."""
+        _refuse_unreachable(self.address)
+        _knock(self.address)
 
     def _join(self, ray: Any) -> None:
         try:
@@ -181,7 +187,6 @@ def _knock(address: str) -> None:
     Raises:
         ConfigError: it does not; or there is none.
     """
-    _refuse_unreachable(address)
     command = [sys.executable, "-c", _PROBE, address]
     try:
         done = subprocess.run(

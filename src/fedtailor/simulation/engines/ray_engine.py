@@ -247,7 +247,9 @@ class _Deal:
             for reference in ready:
                 self._take(owners[reference], reference)
             if not ready and all(actor.starting is not None for actor in self._state.actors):
-                raise _cannot_start(f"none has started within {_PATIENCE} s")
+                raise _cannot_start(
+                    f"none has started within {_PATIENCE} s, perhaps because others use all CPUs of the cluster"
+                )
         return self._outputs
 
     def _references(self) -> dict[Any, _Actor]:
