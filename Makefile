@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 FLOWER := .venv-flower
 FLOWER_TORCH := $(shell grep '^torch==' requirements-flower.lock)
 
-.PHONY: demo demo-sites flower test test-all test-sites test-sites-full test-faults test-faults-full lint types format docs clean
+.PHONY: demo demo-sites flower test test-all test-sites test-sites-full test-ray test-faults test-faults-full lint types format docs clean
 
 # Types are checked beside the tests, and reported after them.
 define types_beside
@@ -54,6 +54,10 @@ test-sites: $(FLOWER)/.installed
 test-sites-full: $(FLOWER)/.installed
 	FEDTAILOR_FULL=1 $(FLOWER)/bin/python -m pytest tests/deployment_flower tests/deployment
 
+# the engine `ray`, in an environment of its own
+test-ray: .venv-ray/.installed
+	.venv-ray/bin/python -m pytest tests/cluster
+
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -69,7 +73,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python tools/write_pages.py
 
 clean:
-	rm -rf $(VENV) $(FLOWER) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) .venv-ray build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # torch comes first and exactly pinned: a looser resolution elsewhere could pull another build of several gigabytes
 $(VENV)/.installed: requirements.lock pyproject.toml
@@ -90,4 +94,11 @@ $(FLOWER)/.installed: requirements-flower.lock pyproject.toml
 	$(FLOWER)/bin/python -m pip install --quiet $(FLOWER_TORCH)
 	$(FLOWER)/bin/python -m pip install --quiet -r requirements-flower.lock
 	$(FLOWER)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv-ray/.installed: requirements-ray.lock requirements-test.lock requirements.lock pyproject.toml
+	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet $(TORCH)
+	.venv-ray/bin/python -m pip install --quiet -r requirements-ray.lock
+	.venv-ray/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@

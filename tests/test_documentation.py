@@ -285,15 +285,16 @@ def test_the_locks_agree_with_the_project():
     def names(lines):
         return {re.split(r"[<>=!\[ ]", line)[0].lower().replace("_", "-") for line in lines if line[:1].isalpha()}
 
-    run, test = ((ROOT / name).read_text().splitlines() for name in ("requirements.lock", "requirements-test.lock"))
+    files = ("requirements.lock", "requirements-test.lock", "requirements-ray.lock")
+    run, test, ray = ((ROOT / name).read_text().splitlines() for name in files)
     extras = project["optional-dependencies"]
-    needed = {
-        name for extra in set(extras) - set(TRACKERS) - {"flower"} for name in names(extras[extra])
-    }  # tests have stand-ins of the trackers
+    apart = {*TRACKERS, "ray", "flower"}  # tests have stand-ins of the trackers
+    needed = {name for extra in set(extras) - apart for name in names(extras[extra])}
     assert names(project["dependencies"]) <= names(run)
     assert needed <= names(test) and not needed & names(run)
     flower = (ROOT / "requirements-flower.lock").read_text().splitlines()
     assert names(project["dependencies"]) | names(extras["flower"]) <= names(flower)
     assert names(extras["plot"]) | names(extras["data"]) <= names(extras["test"]), "tests cover every extra"
-    for line in (*run, *test):
+    assert names(extras["ray"]) <= names(ray) and not names(ray) & (names(run) | names(test))
+    for line in (*run, *test, *ray):
         assert not line[:1].isalpha() or re.fullmatch(r"[\w.-]+==[\w.]+", line), f"not an exact version: {line}"

@@ -11,6 +11,7 @@ from fedtailor.core import tree
 from fedtailor.core.message import (
     Each,
     Field,
+    FieldSum,
     Mean,
     Reduced,
     Sum,
@@ -19,6 +20,7 @@ from fedtailor.core.message import (
     spread,
 )
 from fedtailor.core.packing import download_bytes, upload_bytes
+from fedtailor.testing.runs import assert_same_bits
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -366,6 +368,41 @@ def test_the_order_of_arrival_changes_no_bit_and_who_is_absent_is_skipped(order,
     expected = reduce_field(present)
     for reduced in (reduce_field(shuffled), reduce_field({**nothing, **shuffled})):
         assert torch.equal(reduced.value, expected.value) and torch.equal(reduced.total_weight, expected.total_weight)
+
+
+@laws
+@given(st.permutations(range(7)), st.sets(st.integers(0, 6), max_size=6))
+def test_a_field_is_reduced_while_it_arrives(order, absent):
+    entries = {client: Mean({"a": values(client, 5), "b": values(client, 5, 2)}, torch.rand(5)) for client in range(7)}
+    total = FieldSum(range(7))
+    for client in order:
+        if client in absent:
+            total.skip(client)
+        else:
+            total.add(client, entries[client])
+    expected = reduce_field({client: entry for client, entry in entries.items() if client not in absent})
+    assert total.num_parts == 1
+    assert_same_bits(total.result(), expected)
+
+
+def test_a_sum_without_clients_is_refused():
+    total = FieldSum([1])
+    with pytest.raises(ValueError, match="may still come"):
+        total.result()
+    total.skip(1)
+    with pytest.raises(ValueError, match="nobody sent the field"):
+        total.result()
+
+
+def test_own_weights_may_be_for_fewer_axes():
+    rows = torch.tensor([1.0, 3.0, 0.0])
+    entries = {
+        0: Mean(values(0, 3, 2), rows),
+        1: Mean(values(1, 3, 2), torch.tensor(2.0)),
+        5: Mean(values(2, 3, 2), rows),
+    }
+    whole = {client: entry._replace(weight=entry.weight.expand(3)) for client, entry in entries.items()}
+    assert_same_bits(reduce_field(entries), reduce_field(whole))
 
 
 def test_numbers_are_added_in_the_tree_of_client_ids():

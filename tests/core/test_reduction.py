@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from fedtailor.core.reduction import TreeSum, tree_sum
+from fedtailor.core.reduction import ArrivingSum, TreeSum, tree_sum
 
 laws = settings(max_examples=60, deadline=None)
 populations = st.sets(st.integers(0, 300), min_size=1, max_size=40)
@@ -83,3 +83,55 @@ def test_ids_must_increase():
     for client in (4, 3):
         with pytest.raises(ValueError, match=f"client {client} comes after client 4"):
             total.add(client, torch.ones(()))
+
+
+def arriving(values, expected, order):
+    """Return the sum of values that come in an order, among clients who may have been expected in vain."""
+    total = ArrivingSum(expected, torch.add)
+    for client in order:
+        if client in values:
+            total.add(client, values[client])
+        else:
+            total.skip(client)
+    return total
+
+
+@laws
+@given(populations, st.sets(st.integers(0, 300), max_size=40), st.randoms(use_true_random=False))
+def test_clients_may_arrive_in_any_order_or_not_at_all(present, absent, random):
+    values = numbers(present)
+    order = sorted(present | absent)
+    random.shuffle(order)
+    total = arriving(values, present | absent, order)
+    assert torch.equal(total.result(), tree_sum(values))
+    assert total.num_parts == 1
+
+
+def test_of_clients_in_order_few_sums_are_in_memory():
+    total = ArrivingSum(range(1000), torch.add)
+    for client in range(1000):
+        total.add(client, torch.ones(()))
+        assert total.num_parts <= 10
+    assert total.result() == 1000
+
+
+def test_one_late_client_keeps_one_sum_a_level_waiting():
+    total = ArrivingSum(range(1024), torch.add)
+    for client in range(1, 1024):
+        total.add(client, torch.ones(()))
+    assert total.num_parts == 10
+    with pytest.raises(ValueError, match="1 clients may still come, client 0"):
+        total.result()
+    total.add(0, torch.ones(()))
+    assert total.result() == 1024
+
+
+def test_who_is_not_expected_is_refused():
+    total = ArrivingSum([1, 2], torch.add)
+    total.skip(1)
+    for client in (0, 1):
+        with pytest.raises(KeyError):
+            total.add(client, torch.ones(()))
+    total.skip(2)
+    assert total.result() is None
+    assert ArrivingSum([], torch.add).result() is None

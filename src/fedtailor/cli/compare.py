@@ -21,6 +21,7 @@ from fedtailor.cli.options import (
     OwnData,
     ParticipationText,
     PartitionText,
+    RayAddress,
     Rounds,
     Seeds,
     Split,
@@ -68,6 +69,7 @@ def compare(
     participation: ParticipationText = "",
     seeds: Seeds = None,
     engine: EngineName = "",
+    ray_address: RayAddress = "",
     set_: Assignments = None,
     out: Annotated[
         str, typer.Option(metavar="FOLDER", help="Folder of the comparison (default: a new one under runs/).")
@@ -109,6 +111,7 @@ def compare(
         "federation.participation": participation,
         "seeds": seeds,
         "engine.name": engine,
+        "engine.ray_address": ray_address,
     }
     if algorithm:
         if len(paths) > 1:

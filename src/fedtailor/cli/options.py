@@ -71,6 +71,9 @@ Seeds = Annotated[str | None, typer.Option(metavar="NUMBERS", help="Several seed
 EngineName = Annotated[
     str, typer.Option(metavar="NAME", help="Engine that runs the clients (see: fedtailor list engines).")
 ]
+RayAddress = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="Ray cluster of --engine ray: auto or HOST:PORT (default: its own).")
+]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any option, such as training.lr=0.05. May be repeated."),

@@ -20,6 +20,7 @@ from fedtailor.cli.options import (
     OwnData,
     ParticipationText,
     PartitionText,
+    RayAddress,
     Rounds,
     Seeds,
     Split,
@@ -60,6 +61,7 @@ def run_(
     ] = None,
     seeds: Seeds = None,
     engine: EngineName = "",
+    ray_address: RayAddress = "",
     checkpoint_every: Annotated[
         int | None,
         typer.Option(
@@ -96,6 +98,7 @@ def run_(
         "seed": seed,
         "seeds": seeds,
         "engine.name": engine,
+        "engine.ray_address": ray_address,
         "checkpoint.every": checkpoint_every,
     }
     settings = read_config(config, named, set_)  # before torch is imported: a mistake is reported at once

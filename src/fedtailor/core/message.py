@@ -7,7 +7,7 @@ uploads, byte counts, documentation and disclosure.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedtailor.core import tree
 from fedtailor.core.errors import describe_error
-from fedtailor.core.reduction import TreeSum, tree_sum
+from fedtailor.core.reduction import ArrivingSum
 
 Shapes = Any
 """A tuple of integers, or a mapping / NamedTuple of such."""
@@ -107,44 +107,117 @@ def spread(weight: Tensor, leaf: Tensor) -> Tensor:
     return weight.reshape(weight.shape + (1,) * (leaf.dim() - weight.dim()))
 
 
+class FieldSum:
+    """One field of a cohort's uploads, reduced in float64 while they arrive, in any order; none of them is kept.
+
+    Means and sums are added in a binary tree over client ids (:mod:`fedtailor.core.reduction`), so their bits depend on
+    who sent the field and on nothing else. A leaf comes back in its own dtype.
+    """
+
+    def __init__(self, clients: Iterable[int]) -> None:
+        """Begin with the ids of the clients who may send the field."""
+        self._total = ArrivingSum[_Part](clients, _joined)
+        self._like: tree.Tree = ()
+        """The structure and the types of a value, without its numbers: of the lowest id so far."""
+        self._lowest = math.inf
+        self._is_mean = False
+
+    def add(self, client: int, entry: Mean | Sum) -> None:
+        """Add what a client sent; it stays as it is, and can be dropped.
+
+        Raises:
+            KeyError: the client is not expected, or not any more.
+        """
+        if client < self._lowest:
+            self._lowest = client
+            self._like = tree.map(lambda leaf: leaf.new_empty(0), entry.value)
+            self._is_mean = isinstance(entry, Mean)
+        self._total.add(client, _weighted(entry))
+
+    def skip(self, client: int) -> None:
+        """Note that nothing of a client counts.
+
+        Raises:
+            KeyError: the client is not expected, or not any more.
+        """
+        self._total.skip(client)
+
+    @property
+    def num_parts(self) -> int:
+        """How many sums of clients are in memory."""
+        return self._total.num_parts
+
+    def result(self) -> Reduced:
+        """Return the mean or sum over those who sent the field.
+
+        Raises:
+            ValueError: somebody may still come, or nobody came.
+        """
+        part = self._total.result()
+        if part is None:
+            raise ValueError("nobody sent the field")
+        weight = torch.where(part.weight > 0, part.weight, 1.0)
+        reduced = []
+        for path, like in tree.paths(self._like).items():
+            result = part.leaves[path]
+            result = result + 0.0  # zero has one sign: rows of weight zero change nothing
+            if self._is_mean:
+                result /= spread(weight, result)
+            plain = torch.empty(result.shape, dtype=like.dtype)  # the memory layout does not depend on who was first
+            reduced.append(plain.copy_(result))
+        return Reduced(tree.rebuild(self._like, iter(reduced)), part.weight)
+
+
+class _Part(NamedTuple):
+    """What some clients sent in a field, in float64."""
+
+    weight: Tensor
+    """The sum of their weights."""
+    leaves: dict[str, Tensor]
+    """The weighted sums of their values, by path."""
+
+
+def _weighted(entry: Mean | Sum) -> _Part:
+    weight = _weight_of(entry)
+    leaves = {}
+    for path, leaf in tree.paths(entry.value).items():
+        copied = leaf.to(torch.float64, copy=True)
+        leaves[path] = copied.mul_(spread(weight, copied))
+    return _Part(weight, leaves)
+
+
+def _joined(left: _Part, right: _Part) -> _Part:
+    """Return the sum of two parts, in the memory of the left one."""
+    for path, leaf in left.leaves.items():
+        leaf.add_(right.leaves[path])
+    shorter, longer = sorted((left.weight, right.weight), key=Tensor.dim)  # own weights can be for fewer axes
+    return _Part(longer + spread(shorter, longer), left.leaves)
+
+
+def _weight_of(entry: Mean | Sum) -> Tensor:
+    """Return the float64 factor of an entry in its sum."""
+    if isinstance(entry, Mean):
+        return entry.weight.to(torch.float64, copy=True)
+    if isinstance(entry.rows, Tensor):
+        return entry.rows.to(torch.float64, copy=True)
+    return torch.ones((), dtype=torch.float64)
+
+
 def reduce_field(entries: Mapping[int, Mean | Sum | Each]) -> Reduced:
     """Reduce one field over the cohort, given by client id, in float64.
 
-    Means and sums are added in a binary tree over client ids (:mod:`fedtailor.core.reduction`), so their bits depend on
-    who sent the field and on nothing else. A leaf comes back in its own dtype. :class:`Each` values are stacked along a
-    new leading axis, in the order of ids.
+    Means and sums are what :class:`FieldSum` makes of them. :class:`Each` values are stacked along a new leading axis,
+    in the order of ids.
     """
     ids = sorted(entries)
-    first = entries[ids[0]]
-    if isinstance(first, Each):
+    if isinstance(entries[ids[0]], Each):
         return Reduced(tree.stack([entries[client].value for client in ids]), torch.tensor(float(len(ids))))
-    own = {client: _weight_of(entries[client]) for client in ids}
-    shape = max((weight.shape for weight in own.values()), key=len)
-    weights = {client: weight.expand(shape) for client, weight in own.items()}
-    total = tree_sum(weights)
-    columns = {client: tree.paths(entries[client].value) for client in ids}
-    reduced = []
-    for path, like in columns[ids[0]].items():
-        leaf_sum = TreeSum()
-        for client in ids:
-            leaf = columns[client][path].to(torch.float64, copy=True)
-            leaf_sum.add(client, leaf.mul_(spread(weights[client], leaf)))
-        result = leaf_sum.result()
-        result += 0.0  # zero has one sign: rows of weight zero change nothing
-        if isinstance(first, Mean):
-            result /= spread(torch.where(total > 0, total, 1.0), like)
-        plain = torch.empty(like.shape, dtype=like.dtype)  # the memory layout does not depend on who was first
-        reduced.append(plain.copy_(result))
-    return Reduced(tree.rebuild(first.value, iter(reduced)), total)
-
-
-def _weight_of(entry: Mean | Sum | Each) -> Tensor:
-    """Return the float64 factor of an entry in its sum."""
-    if isinstance(entry, Mean):
-        return entry.weight.double()
-    if isinstance(entry, Sum) and isinstance(entry.rows, Tensor):
-        return entry.rows.double()
-    return torch.ones((), dtype=torch.float64)
+    total = FieldSum(ids)
+    for client in ids:
+        entry = entries[client]
+        assert not isinstance(entry, Each)
+        total.add(client, entry)
+    return total.result()
 
 
 class Problem(NamedTuple):

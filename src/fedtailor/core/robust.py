@@ -37,6 +37,16 @@ _SMALLEST_EIGENVALUE = 1e-6
 """Of a covariance, relative to the mean of its eigenvalues."""
 
 
+def needs_every_value(rule: RobustRule, field: Field) -> bool:
+    """Return whether the server needs what every single client sent in a field, and not only its sum.
+
+    A rule compares the clients: even ``norm_clip`` does, because its bound is the median of the cohort.
+    """
+    if rule == "krum":
+        return True
+    return field.reduction == "each" or (field.reduction == "mean" and rule != "none")
+
+
 def reduce_robustly(
     rule: RobustRule, share: float, entries: Mapping[int, Mean], field: Field, sent: tree.Tree | None
 ) -> Reduced:

@@ -13,7 +13,7 @@ from fedtailor.core.options import show
 from fedtailor.experiment.config import Config, load_config, to_toml
 from fedtailor.experiment.records import holds_run, refuse_existing
 
-_FREE = frozenset({"seed", "seeds", "data.dir", "engine.workers", "checkpoint.every"})
+_FREE = frozenset({"seed", "seeds", "data.dir", "engine.workers", "engine.ray_address", "checkpoint.every"})
 """Keys that change no result of a seed."""
 _MOST_DIFFERENCES = 3
 

@@ -41,7 +41,7 @@ CHECKPOINTS = "checkpoints"
 """Folder in a run folder for checkpoints, and for what clients keep from round to round."""
 _WITHOUT_INFLUENCE = frozenset({"dir", "path", "split"})
 """Keys of ``[data]`` that say where data is; the digests of data and split say what it is."""
-_SAME_BITS = frozenset({"reference", "workers", "processes"})
+_SAME_BITS = frozenset({"reference", "workers", "processes", "ray"})
 """Engines that give the same bits."""
 _STAGES = {"evaluate": "global", "personalize": "personalized"}
 """What the reason of an event begins with -> the evaluation point at which it happened."""

@@ -13,7 +13,9 @@ from fedtailor.core.options import show
 from fedtailor.core.reading import damaged, read_object
 from fedtailor.experiment.records import COMPARISON_FILE, Run, holds_run, read_run
 
-_LEFT_OUT_OF_LABELS = frozenset({"seed", "seeds", "data.dir", "engine.name", "engine.workers", "checkpoint.every"})
+_LEFT_OUT_OF_LABELS = frozenset(
+    {"seed", "seeds", "data.dir", "engine.name", "engine.workers", "engine.ray_address", "checkpoint.every"}
+)
 """Keys that never tell two methods apart."""
 
 

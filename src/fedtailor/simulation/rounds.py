@@ -16,15 +16,18 @@ from fedtailor.core.engine import Engine, Failure, NoAnswer, one_thread
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Cohort, Federation
 from fedtailor.core.message import (
+    Each,
+    FieldSum,
     Mean,
     Reduced,
+    Sum,
     Upload,
     problem_with,
     reduce_field,
 )
 from fedtailor.core.metrics import Scores
 from fedtailor.core.packing import download_bytes, upload_bytes
-from fedtailor.core.robust import left_out_by_krum, reduce_robustly, sent_values
+from fedtailor.core.robust import left_out_by_krum, needs_every_value, reduce_robustly, sent_values
 from fedtailor.core.roster import Roster
 from fedtailor.core.schedule import Schedule
 from fedtailor.simulation.absences import RepeatedAbsences
@@ -255,12 +258,35 @@ class _Attempt:
     """The clients that upload."""
     waiting: set[int]
     """The clients that have not answered yet."""
+    sums: dict[str, FieldSum]
+    """The fields of uploads of which the server needs no more than a mean or sum, reduced as far as they are here."""
     replies: dict[int, TrainReply] = field(default_factory=dict)
-    """What can be used, in the order of the clients; uploads of the cohort only."""
+    """What can be used, in the order of the clients. Their uploads hold nothing but what ``sums`` does not take, and
+    nothing at all of clients outside the cohort."""
     failures: list[tuple[int, Failure]] = field(default_factory=list)
+    bytes_up: int = 0
+    """Of the uploads that can be used."""
+
+    def add(self, client: int, reply: TrainReply) -> None:
+        """Enter a reply that can be used; what was added up of its upload is not kept."""
+        kept: dict[str, Mean | Sum | Each] = {}
+        if client in self.cohort:
+            for name, entry in reply.upload.items():
+                if name in self.sums:
+                    assert not isinstance(entry, Each)
+                    self.sums[name].add(client, entry)
+                else:
+                    kept[name] = entry
+        self.replies[client] = reply._replace(upload=kept)
+
+    def skip(self, client: int) -> None:
+        """Leave out a client of whom nothing can be used."""
+        if client in self.cohort:
+            for each in self.sums.values():
+                each.skip(client)
 
     def uploads(self) -> dict[int, Upload]:
-        """Return the uploads of the cohort by client."""
+        """Return what is kept of the uploads of the cohort, by client."""
         return {client: reply.upload for client, reply in self.replies.items() if client in self.cohort}
 
 
@@ -284,6 +310,8 @@ class _Server:
         self.trainable_clients = frozenset(roster.trainable_clients)
         self.everybody_trains = schedule.everybody_trains(algorithm)
         self.uploaded = [name for name, declared in self.messages.items() if declared.reduction != "none"]
+        self.summed = [name for name in self.uploaded if not needs_every_value(schedule.robust, self.messages[name])]
+        """The fields that are added up as they arrive, so that the memory does not grow with the cohort."""
         fewest = max(schedule.participation.min_clients, schedule.fewest_uploads)
         self.participation = replace(schedule.participation, min_clients=fewest)
         self.asked: set[int] = set()
@@ -329,7 +357,8 @@ class _Server:
         )
         shared = self.broadcast(report.round, report.cohort)
         report.bytes_down += download_bytes(self.messages, shared) * len(clients)
-        attempt = _Attempt(request, shared, clients, cohort, set(clients))
+        sums = {name: FieldSum(cohort) for name in self.summed}
+        attempt = _Attempt(request, shared, clients, cohort, set(clients), sums)
         self.asked.update(self._counting(attempt))
         return attempt
 
@@ -364,14 +393,17 @@ class _Server:
         attempt.waiting.remove(client)
         if isinstance(reply, Failure):
             attempt.failures.append((client, reply))
+            attempt.skip(client)
             add_failure(report, client, "local_update", reply)
             return False
         problem = problem_with(reply.upload, self.messages, self.roster.num_train[client]) or reply.problem
         if problem is not None:
+            attempt.skip(client)
             add_problem(report, client, problem)
             return False
-        upload = reply.upload if client in attempt.cohort else {}
-        attempt.replies[client] = reply._replace(upload=upload)
+        if client in attempt.cohort:
+            attempt.bytes_up += upload_bytes(reply.upload, self.messages)
+        attempt.add(client, reply)
         return True
 
     def end_attempt(self, report: RoundReport, attempt: _Attempt) -> bool:
@@ -383,10 +415,10 @@ class _Server:
         for client in sorted(attempt.waiting):
             failure = Failure(NoAnswer("no answer"))
             attempt.failures.append((client, failure))
+            attempt.skip(client)
             add_failure(report, client, "local_update", failure)
         attempt.replies = dict(sorted(attempt.replies.items()))  # nothing depends on the order of arrival
-        uploads = attempt.uploads()
-        report.bytes_up += sum(upload_bytes(upload, self.messages) for upload in uploads.values())
+        report.bytes_up += attempt.bytes_up
         counting = self._counting(attempt)
         usable = len(counting & attempt.replies.keys())
         needed = max(self.schedule.fewest_uploads, min(self.schedule.participation.min_clients, len(counting)))
@@ -395,7 +427,7 @@ class _Server:
             add_repetition(report, usable, len(counting), needed)
             return False
         if self.schedule.robust == "krum":
-            self._leave_out_farthest(report, attempt, uploads)
+            self._leave_out_farthest(report, attempt, attempt.uploads())
         return True
 
     def _refuse_hopeless(self, report: RoundReport, attempt: _Attempt, usable: int, needed: int) -> None:
@@ -447,12 +479,11 @@ class _Server:
 
     def aggregate(self, report: RoundReport, attempt: _Attempt) -> dict[int, tree.Tree]:
         """Reduce the uploads and update the server state; return new per-client values."""
-        uploads = attempt.uploads()
-        ids = sorted(uploads)
+        ids = sorted(attempt.cohort & attempt.replies.keys())
         if not ids:
             return {}
         sent = sent_values(attempt.shared, self.messages)
-        received = {name: self._reduce(name, uploads, sent[name]) for name in self.uploaded}
+        received = {name: self._reduce(name, attempt, sent[name]) for name in self.uploaded}
         cohort = self._cohort(report.round, ids)
         server, stacked = self.algorithm.aggregate(self.state.server, received, cohort)
         self.state = replace(self.state, server=compact(server))  # as it would come back from a checkpoint
@@ -460,9 +491,11 @@ class _Server:
             return {}
         return dict(zip(ids, tree.unstack(stacked, len(ids)), strict=True))
 
-    def _reduce(self, name: str, uploads: Mapping[int, Upload], sent: tree.Tree | None) -> Reduced:
+    def _reduce(self, name: str, attempt: _Attempt, sent: tree.Tree | None) -> Reduced:
         """Reduce a field over the cohort."""
-        entries = {client: upload[name] for client, upload in uploads.items()}
+        if name in attempt.sums:
+            return attempt.sums[name].result()
+        entries = {client: upload[name] for client, upload in attempt.uploads().items()}
         declared = self.messages[name]
         means = {client: entry for client, entry in entries.items() if isinstance(entry, Mean)}
         if declared.reduction == "mean":

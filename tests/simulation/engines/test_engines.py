@@ -299,7 +299,7 @@ def test_gradients_are_off_or_on_as_the_program_says(engine):
 def test_table_options_and_classes_agree():
     names = get_args(get_type_hints(EngineOptions)["name"])
     assert sorted(names) == sorted(engines.ENGINES) == list(engines.ENGINES)
-    for name in engines.ENGINES:
+    for name in sorted(set(engines.ENGINES) - {"ray"}):  # an extra, with tests of its own
         assert build_engine(EngineOptions(name=name)).name == ("workers" if name == "auto" else name)
     assert build_engine(EngineOptions(name="workers", workers=3)).workers == 3
     assert build_engine(EngineOptions(name="processes", workers=3)).workers == 3
@@ -321,7 +321,7 @@ def test_listing_engines_does_not_import_torch():
     found = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(source)}, capture_output=True, text=True, check=True
     )
-    assert found.stdout.split() == ["5", "False"]
+    assert found.stdout.split() == ["6", "False"]
 
 
 def given(task, common, inputs):

@@ -5,6 +5,8 @@ ENGINES = {
     "batched": "clients stacked into one vectorized program",
     "processes": "one process per physical core, one client at a time in each; for models whose steps take less than a "
     "millisecond, where threads slow each other down; the same bits as reference",
+    "ray": "actors of a Ray cluster, on one machine or on many, one client at a time in each; the same bits as "
+    "reference; needs fedtailor[ray]",
     "reference": "a plain loop over clients on one thread; the other engines are tested against it",
     "workers": "one thread per physical core, one client at a time in each; the same bits as reference",
 }

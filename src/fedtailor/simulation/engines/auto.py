@@ -139,7 +139,7 @@ def step_seconds(algorithm: Algorithm[Any, Any, Any], federation: Federation) ->
 
 def obstacle(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> str:
     """Return why an algorithm cannot run in other processes, as a sentence; empty if it can."""
-    from fedtailor.simulation.engines.processes import encode_map, encode_task
+    from fedtailor.simulation.engines.requests import encode_map, encode_task
 
     tasks = {id(task): task for task in (federation.common_task, *federation.client_tasks)}
     try:

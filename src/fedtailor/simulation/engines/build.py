@@ -35,6 +35,10 @@ def build_engine(options: EngineOptions, client_timeout: float = 0.0) -> Engine:
         from fedtailor.simulation.engines.processes import Processes
 
         return Processes(options.workers, client_timeout)
+    if options.name == "ray":
+        from fedtailor.simulation.engines.ray_engine import Ray
+
+        return Ray(options.workers, options.ray_address)
     if options.name in ("auto", "workers"):
         from fedtailor.simulation.engines.workers import Workers
 

@@ -1,5 +1,7 @@
 """The main loop of a child process of the engine ``processes``: answer requests until the parent is gone.
 
+Actors of the engine ``ray`` answer the same requests by the same handler.
+
 A request is a tuple of its kind and its contents; so is an answer. Requests: ``settings``, ``run`` (a run begins),
 ``tables`` (the files of the data), ``task`` (its number, the task), ``map`` (the program, its shared inputs), ``job``
 (the number of its task, and the rest of the job). Answers: ``output``, ``unreadable`` (why a request cannot be read).
@@ -12,7 +14,7 @@ import queue
 import shutil
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 import torch
@@ -30,10 +32,16 @@ from fedtailor.simulation.programs import SharedInputs
 from fedtailor.training.step_graph.replay import ReplayRunner
 
 
-class _RequestHandler:
+class RequestHandler:
     """Answers requests, and keeps the contents of earlier ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, path_here: Callable[[tuple[str, ...]], tuple[str, ...]] = tuple) -> None:
+        """Begin without anything.
+
+        Args:
+            path_here: returns where this process looks for modules, from where the other process does.
+        """
+        self.path_here = path_here
         self.tasks: dict[int, Task] = {}
         self.tables: list[Tensor] = []
         self.program: Program
@@ -41,7 +49,7 @@ class _RequestHandler:
         self.surroundings: Surroundings
         self.runner = ReplayRunner()
 
-    def answer(self, request: bytes) -> memoryview:
+    def answer(self, request: bytes | memoryview) -> memoryview:
         """Return the answer to a request."""
         try:
             kind, *contents = decode(request)
@@ -55,15 +63,19 @@ class _RequestHandler:
             reason = f"the program's output cannot be sent to another process: {error}"
             return encode(("output", Failure(TypeError(reason))))
 
+    def hold_tables(self, tables: Sequence[Tensor]) -> None:
+        """Use these tables in the maps that follow."""
+        self.tables = list(tables)
+
     def _handle_settings(self, settings: Settings, path: tuple[str, ...]) -> None:
-        set_import_path(path)
+        set_import_path(self.path_here(path))
         settings.apply()
 
     def _handle_run(self) -> None:
         self.runner = ReplayRunner()
 
     def _handle_tables(self, files: Sequence[MappedTensor]) -> None:
-        self.tables = [file.open() for file in files]
+        self.hold_tables([file.open() for file in files])
 
     def _handle_task(self, number: int, task: Task) -> None:
         self.tasks[number] = task
@@ -111,7 +123,7 @@ def serve(folder: str = "") -> None:
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     listener = threading.Thread(target=_listen, args=(requests, waiting, folder), daemon=True)
     listener.start()
-    handler = _RequestHandler()
+    handler = RequestHandler()
     try:
         write_frame(answers, encode(("output", None)))  # ready
         while True:

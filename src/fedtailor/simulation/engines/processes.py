@@ -20,11 +20,10 @@ from typing import Any
 import torch
 
 from fedtailor.core.engine import Job, Program
-from fedtailor.core.task import Task
 from fedtailor.simulation.engines.mapped_tables import MappedTables
-from fedtailor.simulation.engines.serialization import SerializationError, encode
-from fedtailor.simulation.engines.surroundings import Settings, import_path
-from fedtailor.simulation.engines.worker_process import Payload, Request, WorkerProcess, cannot_send
+from fedtailor.simulation.engines.requests import Request, Requests
+from fedtailor.simulation.engines.serialization import encode
+from fedtailor.simulation.engines.worker_process import Payload, WorkerProcess
 from fedtailor.simulation.engines.workers import physical_cores
 from fedtailor.simulation.programs import SharedInputs
 
@@ -52,7 +51,7 @@ class Processes:
 
     def begin_run(self) -> None:
         """Make the processes forget what they recorded in an earlier run."""
-        self._pool.num_runs += 1
+        self._pool.requests.begin_run()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job; :class:`Failure` where one raised, its process ended, or it took too long.
@@ -112,42 +111,17 @@ class _ProcessPool:
     def __init__(self, count: int) -> None:
         self.workers = [WorkerProcess() for _ in range(count)]
         self.tables = MappedTables()
-        self.settings: tuple[Settings, tuple[str, ...]] | None = None
-        self.settings_version = 0
-        self.num_runs = 0
-        self.num_maps = 0
-        self.tasks: list[tuple[Task, Request]] = []
-        """Every task that was ever sent. A reference is kept, so that no other task can have the same identity."""
+        self.requests = Requests("processes")
 
     def pack(self, program: Program, common: Any, jobs: Sequence[Job]) -> Payload:
         """Encode once what several clients need."""
-        requests = {"settings": self._settings_request()}
-        requests["run"] = Request(self.num_runs, encode(("run",)))
+        requests = self.requests.before_tables()
         if isinstance(common, SharedInputs):
             files = self.tables.put(common.x, common.y)
             requests["tables"] = Request(self.tables.version, encode(("tables", files)))
             common = common._replace(x=_IN_A_FILE, y=_IN_A_FILE)
-        self.num_maps += 1
-        requests["map"] = Request(self.num_maps, encode_map(program, common))
-        return Payload(str(self.tables.folder or ""), requests, self._task_requests(jobs))
-
-    def _settings_request(self) -> Request:
-        settings = (Settings.current(), import_path())
-        if settings != self.settings:
-            self.settings = settings
-            self.settings_version += 1
-        return Request(self.settings_version, encode(("settings", *settings)))
-
-    def _task_requests(self, jobs: Sequence[Job]) -> dict[int, Request]:
-        """Return the requests of the tasks of jobs, by the identity of the task."""
-        known = {id(task): request for task, request in self.tasks}
-        for job in jobs:
-            if id(job.task) not in known:
-                number = len(self.tasks)
-                request = Request(number, encode_task(number, job.task))
-                self.tasks.append((job.task, request))
-                known[id(job.task)] = request
-        return {id(job.task): known[id(job.task)] for job in jobs}
+        requests["map"] = self.requests.of_map(program, common)
+        return Payload(str(self.tables.folder or ""), requests, self.requests.of_tasks(jobs))
 
     def kill(self) -> None:
         """Kill the processes during their work."""
@@ -159,42 +133,3 @@ class _ProcessPool:
         for worker in self.workers:
             worker.close()
         self.tables.remove()
-
-
-def encode_map(program: Program, common: Any) -> memoryview:
-    """Encode a program and the inputs that all clients share.
-
-    Raises:
-        ConfigError: it cannot be sent.
-    """
-    try:
-        return encode(("map", program, common))
-    except SerializationError as error:
-        raise cannot_send(_unsendable_part(program), str(error)) from error
-
-
-def _unsendable_part(program: Program) -> str:
-    """Describe which part of a map cannot be sent: its program, or otherwise the shared inputs."""
-    function = getattr(program, "func", program)
-    algorithm = getattr(program, "keywords", {}).get("algorithm")
-    if algorithm is None:
-        name = f"the program '{function.__name__}'"
-    else:
-        name = f"the algorithm '{type(algorithm).__name__}'"
-    try:
-        encode(program)
-    except SerializationError:
-        return name
-    return f"the shared inputs of {name}"
-
-
-def encode_task(number: int, task: Task) -> memoryview:
-    """Encode a task.
-
-    Raises:
-        ConfigError: it cannot be sent.
-    """
-    try:
-        return encode(("task", number, task))
-    except SerializationError as error:
-        raise cannot_send(f"the model '{type(task.model).__name__}'", str(error)) from error

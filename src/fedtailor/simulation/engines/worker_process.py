@@ -10,9 +10,10 @@ import sys
 import threading
 from typing import Any, NamedTuple
 
-from fedtailor.core.engine import Failure, Job, NoAnswer, ProgramError
-from fedtailor.core.errors import ConfigError, RunError, describe_error
-from fedtailor.simulation.engines.serialization import SerializationError, decode, encode, read_frame, write_frame
+from fedtailor.core.engine import Failure, Job, NoAnswer
+from fedtailor.core.errors import RunError
+from fedtailor.simulation.engines.requests import Request, encode_job, read_answer
+from fedtailor.simulation.engines.serialization import decode, read_frame, write_frame
 
 _START = """
 import signal
@@ -24,17 +25,11 @@ del sys.argv[1:]
 from fedtailor.simulation.engines.child import serve
 serve(folder)
 """
+_ENGINE = "processes"
 _PATIENCE = 10
 """Seconds that a process has to end before it is killed."""
 _ENDING = 1
 """Seconds that a process takes to end after it closed its connection."""
-
-
-class Request(NamedTuple):
-    """An encoded request with a version: a child that received this version is not sent it again."""
-
-    version: int
-    data: memoryview
 
 
 class Payload(NamedTuple):
@@ -80,7 +75,7 @@ class WorkerProcess:
                     self._received[kind] = request.version
         except (EOFError, OSError):
             return Failure(NoAnswer(f"the process of this client {self._end()}"))
-        encoded = _encode_job(payload.tasks[id(job.task)].version, job)
+        encoded = encode_job(payload.tasks[id(job.task)].version, job, _ENGINE)
         output: Any = None
         ended = False
         with _Deadline(self._process, timeout) as deadline:
@@ -105,14 +100,7 @@ class WorkerProcess:
         if process is None or process.stdin is None or process.stdout is None:
             raise EOFError
         write_frame(process.stdin, request)
-        data = read_frame(process.stdout)
-        try:
-            kind, value = decode(data)
-        except BaseException as error:  # the classes of an output may raise anything when they are rebuilt
-            return Failure(ProgramError(f"the program's output cannot be read: {describe_error(error)}"))
-        if kind == "unreadable":
-            raise cannot_send("a client's program or its inputs", value)
-        return value
+        return read_answer(read_frame(process.stdout), _ENGINE)
 
     def _start(self, folder: str) -> None:
         """Start a process and wait until it is ready.
@@ -228,22 +216,4 @@ def _start_error(how: str) -> RunError:
     return RunError(
         f"a process of engine 'processes' {how}. engine.name = \"workers\" starts no processes.",
         key="engine.name",
-    )
-
-
-def _encode_job(task_number: int, job: Job) -> memoryview:
-    try:
-        return encode(("job", task_number, job.client, job.inputs, job.size))
-    except SerializationError as error:
-        raise cannot_send(f"the state of client {job.client}", str(error)) from error
-
-
-def cannot_send(what: str, reason: str) -> ConfigError:
-    """Return the error for something that cannot be sent to another process."""
-    return ConfigError(
-        f"engine 'processes' cannot send {what} to its processes: {reason.rstrip('.')}. engine.name = \"workers\" runs "
-        "it in this process, with the same results.",
-        key="engine.name",
-        allowed=["reference", "workers"],
-        got="processes",
     )

@@ -1,0 +1,259 @@
+"""A Ray cluster as the engine ``ray`` sees it: one that exists, or one of its own on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from fedtailor.core.errors import ConfigError, RunError
+from fedtailor.simulation.engines.ray_actor import ClientActor, description
+from fedtailor.simulation.engines.workers import physical_cores
+
+_ADDRESS = "engine.ray_address"
+_PATIENCE = 12
+"""Seconds in which a cluster must let a process in."""
+_PROBE = """
+import sys
+import ray
+try:
+    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+except BaseException as error:
+    print(f"{type(error).__name__}: {error}")
+    sys.exit(1)
+"""
+"""Tries to connect. Ray tries for a minute or two, and then ends the process that asked."""
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # as later versions of Ray do; no actor uses a device
+}
+_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Makes the servers of a cluster listen to this machine only, on every system."""
+
+
+def require_ray() -> None:
+    """Check that Ray is installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    found = importlib.util.find_spec("ray")
+    if found is None or found.origin is None:  # a folder of this name is no package
+        raise ConfigError(
+            "engine 'ray' needs the package ray: pip install 'fedtailor[ray]'.", key="engine.name", got="ray"
+        )
+
+
+class Cluster:
+    """A connection to a cluster. It begins with :meth:`connect`."""
+
+    def __init__(self, address: str, workers: int) -> None:
+        """Describe the connection.
+
+        Args:
+            address: of an existing cluster; ``auto``: the one on this machine; empty: a cluster of its own.
+            workers: the number of actors; 0: as many as there are CPUs in the cluster, or physical cores.
+        """
+        self.address = address
+        self.workers = workers
+        self.is_connected = False
+        self._must_disconnect = False
+        self._actor_class: Any = None
+        self._warned: set[str] = set()
+
+    def connect(self) -> None:
+        """Connect, unless it was done; start a cluster if there is to be one of its own.
+
+        A process that is connected already stays so, and uses that cluster.
+
+        Raises:
+            ConfigError: there is no cluster at the address, it does not let this process in, or it has too few CPUs.
+            RunError: no cluster can be started.
+        """
+        if self.is_connected:
+            return
+        os.environ.update({**_QUIET, **({} if self.address else _ALONE)})
+        import ray
+
+        if not ray.is_initialized():
+            with _handlers_kept():
+                if self.address:
+                    self._refuse_absent()
+                    self._join(ray)
+                else:
+                    self._start(ray)
+            self._must_disconnect = True
+        available = int(ray.cluster_resources().get("CPU", 0))
+        if self.workers > available:
+            raise ConfigError(
+                f"engine.workers asks for {self.workers} actors of one CPU, but the Ray cluster has {available}.",
+                key="engine.workers",
+                allowed=f"at most {available}",
+                got=self.workers,
+            )
+        self.workers = self.workers or max(available, 1)
+        self._actor_class = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(ClientActor)
+        self.is_connected = True
+
+    def _refuse_absent(self) -> None:
+        """Raise if there is no cluster at the address, or it does not let this process in."""
+        _refuse_unreachable(self.address)
+        _knock(self.address)
+
+    def _join(self, ray: Any) -> None:
+        try:
+            ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise _refused(self.address, _one_line(str(error))) from error
+
+    def _start(self, ray: Any) -> None:
+        try:
+            ray.init(
+                address="local",
+                num_cpus=self.workers or physical_cores(),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                _node_ip_address="127.0.0.1",
+            )
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise RunError(
+                f"engine 'ray' cannot start a Ray cluster on this machine: {_one_line(str(error))}.", key="engine.name"
+            ) from error
+
+    def put(self, value: Any) -> Any:
+        """Put a value into the object store; return its reference."""
+        import ray
+
+        return ray.put(value)
+
+    def start_actor(self) -> Any:
+        """Start an actor; return its handle."""
+        return self._actor_class.remote()
+
+    def check(self, actor: Mapping[str, str]) -> None:
+        """Compare the description of an actor with this process.
+
+        Raises:
+            ConfigError: the actor has other versions, so that its results could be others.
+        """
+        here = description()
+        for what, name in {"fedtailor": "fedtailor", "torch": "PyTorch", "python": "Python"}.items():
+            if actor.get(what) != here[what]:
+                raise ConfigError(
+                    f"the Ray worker on '{actor.get('host')}' has {name} {actor.get(what)}, but this process has "
+                    f"{here[what]}: results would not be the same. Install the same versions on every machine.",
+                    key=_ADDRESS,
+                    allowed=here[what],
+                    got=actor.get(what),
+                )
+        host = actor.get("host", "")
+        if actor.get("capability") != here["capability"] and host not in self._warned:
+            self._warned.add(host)
+            warnings.warn(
+                f"the processor of '{host}' computes with {actor.get('capability')}, this one with "
+                f"{here['capability']}: results may differ in their last bits from those of one machine. "
+                "ATEN_CPU_CAPABILITY=avx2 (or default) on every machine makes them the same.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def close(self) -> None:
+        """Disconnect; a cluster of its own ends."""
+        if not self.is_connected:
+            return
+        self.is_connected = False
+        self._actor_class = None
+        if self._must_disconnect:
+            self._must_disconnect = False
+            import ray
+
+            with _handlers_kept():
+                ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Check that a cluster lets this process in, from another process.
+
+    Raises:
+        ConfigError: it does not; or there is none.
+    """
+    command = [sys.executable, "-c", _PROBE, address]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_PATIENCE
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _not_let_in(address) from error
+    if done.returncode == 0:
+        return
+    reason = _one_line(done.stdout.decode(errors="replace"))
+    if "token" in reason.lower():
+        raise _not_let_in(address)
+    raise _refused(address, reason)
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Raise if nothing listens at an address of the form ``host:port``."""
+    if address == "auto":
+        return
+    found = re.fullmatch(r"(?:ray://)?([^/:]+|\[[^\]]+\]):(\d+)", address)
+    if not found:
+        raise ConfigError(
+            f"{_ADDRESS} must be 'auto' or the address of a Ray cluster, such as '10.0.0.1:6379', got '{address}'.",
+            key=_ADDRESS,
+            allowed=["auto", "HOST:PORT", "ray://HOST:PORT"],
+            got=address,
+        )
+    host = found.group(1).strip("[]")
+    try:
+        socket.create_connection((host, int(found.group(2))), timeout=_PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise _refused(address, str(error)) from error
+
+
+def _refused(address: str, reason: str) -> ConfigError:
+    where = "was found on this machine" if address == "auto" else f"answers at '{address}'"
+    return ConfigError(
+        f"no Ray cluster {where}: {reason.rstrip('.')}. 'ray start --head' starts one; without {_ADDRESS}, the run "
+        "starts its own.",
+        key=_ADDRESS,
+        got=address,
+    )
+
+
+def _not_let_in(address: str) -> ConfigError:
+    return ConfigError(
+        f"the Ray cluster at '{address}' did not let this process in within {_PATIENCE} s: its token is missing or "
+        "wrong. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file with the token of the cluster.",
+        key=_ADDRESS,
+        got=address,
+    )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Restore the handlers of signals that Ray replaces."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None: not set by Python
+                signal.signal(number, handler)
