@@ -145,7 +145,7 @@ MISFITS = {
     "version": (write_version, f"fedtailor is {__version__} there and 0.0.1 here: both sides need the same"),
     "plan": (
         replace_in_options('data = "data"', 'data = "data"\nalgorithms = ["scaffold"]'),
-        "site 'practice' refuses: site.toml does not allow 'fedavg'. Allowed algorithms: scaffold",
+        "site 'practice' refuses: its site.toml does not allow 'fedavg'. Allowed algorithms: scaffold",
     ),
     "shape": (write_larger, "differ in shape: 'clinic' has [1, 8, 8], and 'practice' has [1, 16, 16]"),
     "classes": (name_other_classes, "that the model does not know. Its classes are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9."),
