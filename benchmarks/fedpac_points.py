@@ -97,7 +97,7 @@ def run_seed(world: str, seed: int, data_dir: str) -> dict[str, Any]:
     for report in simulate(algorithm, parts.federation, parts.engine, parts.config.schedule, seed=seed):
         sys.stderr.write(f"\r{world}, seed {seed}: round {report.round} of {parts.config.schedule.rounds} ")
     sys.stderr.write("\n")
-    metrics, _ = summary.final_metrics(summary.round_record(report, parts.federation))
+    metrics, _ = summary.final_metrics(report, parts.federation.roster)
     heads = algorithm.last
     assert heads["clients"] == list(parts.federation.known)
     body = report.state.server.body

@@ -53,7 +53,7 @@ def main() -> None:
     federation = mismatched(parts.federation, clean.federation)
     for report in simulate(parts.algorithm, federation, parts.engine, parts.config.schedule, seed=0):
         sys.stderr.write(f"\rround {report.round} of {parts.config.schedule.rounds}")
-    metrics, _ = summary.final_metrics(summary.round_record(report, federation))
+    metrics, _ = summary.final_metrics(report, federation.roster)
     scores: dict[str, Any] = {
         point: {
             "accuracy": found["accuracy"],
