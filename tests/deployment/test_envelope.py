@@ -1,6 +1,7 @@
 """Messages between server and site: the same after the way there, and nothing but DataError for damaged ones."""
 
 import json
+import os
 import random
 import socket
 import struct
@@ -8,9 +9,11 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
+import fedtailor
 from fedtailor.core.errors import DataError
 from fedtailor.deployment import envelope as module
 from fedtailor.deployment.envelope import Envelope, from_bytes, head_from_text, head_to_text, receive, send, to_bytes
@@ -175,5 +178,8 @@ def test_the_modules_of_a_new_process_import_the_standard_library_only():
         "import sys; import fedtailor.deployment.envelope, fedtailor.deployment.resident; "
         "print(sorted({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names))"
     )
-    output = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True).stdout
+    source = str(Path(fedtailor.__file__).parents[1])  # without site, an installed package is not found
+    command = [sys.executable, "-S", "-c", code]
+    env = {**os.environ, "PYTHONPATH": source}
+    output = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
     assert set(json.loads(output.replace("'", '"'))) <= {"fedtailor"} | {"__main__"}

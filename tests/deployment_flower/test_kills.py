@@ -61,7 +61,7 @@ def absences(run):
 
 PROCESSES = {
     "resident": ("clinic", "deployment.resident"),
-    "ClientApp": ("hospital", "flwr-clientapp"),
+    "ClientApp": ("hospital", "only_our_app"),
     "ServerApp": ("server", "flwr-serverapp"),
     "SuperLink": ("server", "flower-superlink"),
     "SuperNode": ("practice", "flower-supernode"),

@@ -125,11 +125,6 @@ def _similar_name(name: str) -> str:
     return f"; how about '{usable}'?" if usable else "."
 
 
-def numbered(sites: Sequence[Registered]) -> dict[str, int]:
-    """Return the number of every site in a run, by name."""
-    return {site.name: number for number, site in enumerate(sites)}
-
-
 def check_enough(sites: Sequence[Registered]) -> None:
     """Check that a run can begin with these sites.
 

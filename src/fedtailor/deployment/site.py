@@ -7,7 +7,6 @@ only this site has data. So a site computes the bits that the simulation compute
 from __future__ import annotations
 
 import logging
-import platform
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +32,6 @@ from fedtailor.deployment.site_data import (
     PreparedData,
     describe_dataset,
     divide_site,
-    federation_of_one,
     moments,
     options_of,
     prepare,
@@ -43,6 +41,7 @@ from fedtailor.deployment.site_models import write_version
 from fedtailor.deployment.state import SiteState, Version, forget_old_runs
 from fedtailor.deployment.wire import Work, from_blob, read_head, refusal, to_blob, wrong
 from fedtailor.experiment.config import make_config
+from fedtailor.serving.one_site import federation_of_one
 from fedtailor.simulation.calibration import calibrate
 from fedtailor.simulation.checkpoint import readable_modules
 from fedtailor.simulation.clients import LocalClients, PersonalizeReply, TrainReply
@@ -143,7 +142,6 @@ class Site:
             "kind": "describe",
             "torch": torch.__version__,
             "capability": torch.backends.cpu.get_cpu_capability(),
-            "machine": platform.machine(),
             "share": list(self.options.share),
             "data": describe_dataset(dataset),
         }
@@ -256,7 +254,8 @@ class _SiteRun:
         self.prepared: PreparedData = prepare(options, config.data, plan.inputs, seed, folder)
         self._refuse_changed_data()
         task = plan.task(client)
-        self.federation = federation_of_one(self.prepared, plan.inputs, task, client, plan.population)
+        site = self.prepared.site
+        self.federation = federation_of_one(site, self.prepared.rows, plan.inputs, task, client, plan.population)
         self.messages: Messages = self.algorithm.messages(self.algorithm.bind(self.federation.common_task))
         self.states = SiteState(folder / _STATES / plan.run, modules=self.modules)
 

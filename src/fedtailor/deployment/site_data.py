@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from fedtailor.core.errors import DataError
-from fedtailor.core.federation import Federation, Split
-from fedtailor.core.task import Task
-from fedtailor.data.dataset import Dataset, Normalization
+from fedtailor.data.dataset import Dataset
 from fedtailor.data.division import split_client
 from fedtailor.data.grouping import split_by_groups
 from fedtailor.data.input_specification import InputSpecification
@@ -25,7 +22,6 @@ from fedtailor.data.moments import Moments, moments_of
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.read import load_own
 from fedtailor.data.split import ClientRows, split_digest, to_records
-from fedtailor.data.tensors import tables
 from fedtailor.deployment.options import SiteOptions
 from fedtailor.serving.site_data import SiteData, load_site
 
@@ -101,42 +97,6 @@ def prepare(
     site = load_site(own.path, inputs, label_column=own.label_column, group=own.group)
     rows = divide_site(len(site.y), site.num_train, site.groups, data, seed)
     return PreparedData(site, rows, _digest(site, rows))
-
-
-def federation_of_one(
-    prepared: PreparedData, inputs: InputSpecification, task: Task, number: int, population: int
-) -> Federation:
-    """Return a federation in which only the site with this number has data.
-
-    Args:
-        prepared: the site's data.
-        inputs: of the model.
-        task: of the site.
-        number: of the site.
-        population: number of sites that can take part in training.
-    """
-    site = prepared.site
-    normalize = Normalization(tuple(inputs.mean.tolist()), tuple(inputs.std.tolist()))
-    dataset = Dataset(
-        name=site.name,
-        x=site.x,
-        y=site.y,
-        num_classes=inputs.num_classes,
-        normalize=normalize,
-        white=inputs.white,
-    )
-    x, scale = tables(dataset, normalize)
-    nothing = torch.empty(0, dtype=torch.int64)
-    empty = Split(nothing, nothing, nothing)
-    own = Split(*map(torch.from_numpy, prepared.rows))
-    return Federation(
-        x=x,
-        y=torch.from_numpy(site.y),
-        splits=[*([empty] * number), own],
-        common_task=Task(task.model, task.num_classes, task.input_shape),
-        num_new=max(number + 1 - population, 0),
-        scale=scale,
-    )
 
 
 def counts_of(prepared: PreparedData, num_classes: int) -> list[int]:

@@ -9,14 +9,13 @@ import torch
 
 from fedtailor.core.engine import Failure, one_thread
 from fedtailor.core.errors import DataError, RunError
-from fedtailor.core.federation import Cohort, Federation, Split
+from fedtailor.core.federation import Cohort
 from fedtailor.core.metrics import per_client
 from fedtailor.core.reading import damaged
-from fedtailor.core.task import Task
-from fedtailor.data.dataset import Dataset, Normalization
-from fedtailor.data.tensors import tables
+from fedtailor.data.split import ClientRows
 from fedtailor.experiment.records import Run as RunRecords
 from fedtailor.serving.load import Method, load_method
+from fedtailor.serving.one_site import federation_of_one
 from fedtailor.serving.site_data import SiteData
 from fedtailor.simulation.checkpoint import FinalState, read_final_state, readable_modules
 from fedtailor.simulation.clients import LocalClients
@@ -95,7 +94,10 @@ def onboard(server: Server, site: SiteData, *, number: int | None = None, rows: 
     config = server.method.config
     algorithm = server.method.algorithm
     train = np.arange(site.num_train) if rows is None else rows
-    federation = _federation(server, site, number, train)
+    division = ClientRows(train, train[:0], np.arange(site.num_train, len(site.y)))
+    method = server.method
+    task = method.task(number)
+    federation = federation_of_one(site, division, method.inputs, task, number, server.population)
     cohort = Cohort(
         ids=torch.tensor([number]),
         population=server.population,
@@ -119,29 +121,3 @@ def global_model(server: Server) -> Any | None:
     """Return the model that the server itself would predict with; None if the method has none."""
     task = server.method.task(0)
     return server.method.algorithm.global_model(task, server.state.server)
-
-
-def _federation(server: Server, site: SiteData, number: int, train: np.ndarray) -> Federation:
-    """Return a federation in which only the new client has data."""
-    inputs = server.method.inputs
-    task = server.method.task(number)
-    dataset = Dataset(
-        name=site.name,
-        x=site.x,
-        y=site.y,
-        num_classes=inputs.num_classes,
-        normalize=Normalization(tuple(inputs.mean.tolist()), tuple(inputs.std.tolist())),
-        white=inputs.white,
-    )
-    x, scale = tables(dataset, dataset.normalize)
-    nothing = torch.empty(0, dtype=torch.int64)
-    empty = Split(nothing, nothing, nothing)
-    own = Split(torch.from_numpy(train), nothing, torch.arange(site.num_train, len(site.y)))
-    return Federation(
-        x=x,
-        y=torch.from_numpy(site.y),
-        splits=[*([empty] * number), own],
-        common_task=Task(task.model, task.num_classes, task.input_shape),
-        num_new=number + 1 - server.population,
-        scale=scale,
-    )
