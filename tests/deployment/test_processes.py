@@ -49,6 +49,7 @@ def stand_in(tmp_path, monkeypatch):
         path.write_text(f"#!{sys.executable}\n{code}")
         path.chmod(0o755)
         monkeypatch.setattr(processes, "_program", lambda name: str(path))
+        monkeypatch.setattr(processes, "_SUPERNODE", (str(path),))
 
     return replace
 

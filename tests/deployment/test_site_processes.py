@@ -7,6 +7,7 @@ import time
 import pytest
 
 from fedtailor.core.errors import RunError
+from fedtailor.deployment.flower import processes
 from fedtailor.deployment.flower.processes import ServerProcesses, SiteProcesses, explain
 from fedtailor.deployment.run_site import run_site
 
@@ -21,6 +22,7 @@ def program(tmp_path, monkeypatch):
     python = sys.executable
     monkeypatch.setattr(sys, "executable", str(place / "python"))
     (place / "python").symlink_to(python)
+    monkeypatch.setattr(processes, "_SUPERNODE", (str(place / "flower-supernode"),))
 
     def write(name, code):
         path = place / name
@@ -69,9 +71,9 @@ def test_a_site_can_be_started_from_a_relative_folder(program, site):
         "key = sys.argv[sys.argv.index('--auth-supernode-private-key') + 1]\n"
         "print('SuperNode ID' if Path(trust).is_file() and Path(key).is_file() else 'missing', flush=True)",
     )
-    processes = site()
-    wait_for(processes.is_connected)
-    assert processes.problem() is None
+    started = site()
+    wait_for(started.is_connected)
+    assert started.problem() is None
 
 
 def test_a_lost_connection_is_a_problem_until_something_is_received(program, site, tmp_path):
@@ -83,16 +85,16 @@ def test_a_lost_connection_is_a_problem_until_something_is_received(program, sit
         f"while not Path({str(tmp_path / 'on')!r}).exists():\n    time.sleep(0.01)\n"
         "print('Received successfully', flush=True)",
     )
-    processes = site()
-    assert "the server does not answer" in wait_for(processes.problem)
+    started = site()
+    assert "the server does not answer" in wait_for(started.problem)
     (tmp_path / "on").touch()
-    wait_for(lambda: processes.problem() is None)
+    wait_for(lambda: started.problem() is None)
 
 
 def test_what_a_program_says_at_its_end_is_told_without_colors(program, site):
     program("flower-supernode", "print('\\x1b[91mERROR \\x1b[0m: no luck', flush=True)\nraise SystemExit(1)")
-    processes = site()
-    ended = wait_for(processes.watch)
+    started = site()
+    ended = wait_for(started.watch)
     assert explain(ended[0]) == "supernode ended with code 1: ERROR : no luck"
 
 
@@ -123,7 +125,7 @@ def test_a_port_that_is_taken_is_named(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        processes = ServerProcesses(tmp_path / "server", tmp_path, "127.0.0.1", port)
+        server = ServerProcesses(tmp_path / "server", tmp_path, "127.0.0.1", port)
         with pytest.raises(RunError, match=f"cannot listen on 127.0.0.1, port {port}"):
-            processes.start()
-        processes.stop()
+            server.start()
+        server.stop()

@@ -8,6 +8,7 @@ import torch
 from fedtailor.core.codec import decode, encode
 from fedtailor.deployment.envelope import Envelope, from_bytes, to_bytes
 from fedtailor.deployment.site import open_site
+from fedtailor.deployment.state import SiteState
 from fedtailor.deployment.transport import SiteFailure
 from sites import ABSENCES, VALUES, FunctionTransport, World, assert_same_as_simulation, divide_digits, write_arrays
 
@@ -229,6 +230,24 @@ def test_a_site_whose_method_fails_is_left_out_and_its_log_says_why(tmp_path, ca
     assert reasons
     assert all("ValueError" in reason and "patient" not in reason for reason in reasons)
     assert "patient 17" in caplog.text
+
+
+def test_a_site_that_runs_out_of_memory_says_so_at_once(tmp_path, monkeypatch):
+    world = world_of(tmp_path, "scaffold", deploy={**PATIENCE, "deadline": 60.0, "grace": 60.0})
+    save = SiteState.save
+
+    def failing(self, version, state):
+        if world.order[BAD] in str(self.folder) and version.round == 2:
+            raise MemoryError
+        save(self, version, state)
+
+    monkeypatch.setattr(SiteState, "save", failing)
+    world.serve(lambda sites: Patient([site.answer for site in sites]))
+    run = assert_same_as_simulation(world)
+    events = [event for event in run.events if event["kind"] in ABSENCES]
+    assert [(event["round"], event["client"]) for event in events] == [(2, BAD)]
+    assert "MemoryError" in events[0]["reason"]
+    assert all(line["seconds"]["train"] < 30 for line in run.rounds)
 
 
 def test_a_frame_survives_as_it_is():

@@ -224,14 +224,18 @@ class Site:
         if work.run != run.plan.run:
             raise wrong("run", run.plan.run, work.run)
         head = {key: request.head[key] for key in ("kind", "run", "round", "client")}
-        with one_thread():
-            if isinstance(work.request, TrainRequest):
-                head["attempt"] = work.request.attempt
-                out, contents = run.train(work, work.request, request.blobs, head)
-            elif isinstance(work.request, PersonalizeRequest):
-                out, contents = run.personalize(work, work.request, request.blobs, head)
-            else:
-                out, contents = run.score(work, work.request, request.blobs)
+        if isinstance(work.request, TrainRequest):
+            head["attempt"] = work.request.attempt
+        try:
+            out, contents = run.work(work, request.blobs, head)
+        except FedtailorError:
+            raise
+        except (
+            Exception
+        ) as error:  # such as too little memory: the answer names the round, so that the server need not wait
+            log.exception("failed")
+            reason = refusal(error, with_text="errors" in self.options.share)
+            return Envelope({**head, **reason}), {"a reason": len(reason["failed"])}
         blobs = {} if out is None else {"out": to_blob(out, run.modules)}
         contents["structure of the answer"] = max(sum(map(len, blobs.values())) - sum(contents.values()), 0)
         return Envelope(head, blobs), contents
@@ -293,6 +297,15 @@ class _SiteRun:
         if "shared" not in blobs:
             raise wrong("shared", "what all sites receive", None)
         return unpack_download(from_blob(blobs["shared"], self.modules), self.messages)
+
+    def work(self, work: Work, blobs: Mapping[str, bytes], head: dict[str, Any]) -> tuple[Any, dict[str, int]]:
+        """Do what a request asks; return the answer, and what is in it with the number of bytes."""
+        with one_thread():
+            if isinstance(work.request, TrainRequest):
+                return self.train(work, work.request, blobs, head)
+            if isinstance(work.request, PersonalizeRequest):
+                return self.personalize(work, work.request, blobs, head)
+            return self.score(work, work.request, blobs)
 
     def train(
         self, work: Work, request: TrainRequest, blobs: Mapping[str, bytes], head: dict[str, Any]

@@ -49,7 +49,7 @@ _REASONS = (
     (
         "[code: 2004]",
         "the server refuses this site's key: it is not registered (`fedtailor deploy add`), or in use by another "
-        "process; after a crash the server counts it as in use for about a minute",
+        "process; after a crash the server counts it as in use for 20 seconds",
     ),
     ("Connection attempt failed", "the server does not answer: it is not running, or a firewall is between"),
 )
@@ -62,6 +62,7 @@ _STUCK = ("Giving up reconnection", "Server error '", "Client error '")
 """What a SuperNode prints when its loop has ended and its process goes on without it, seen with Flower 1.41."""
 
 
+_SUPERNODE = ("-m", "fedtailor.deployment.flower.supernode")
 _OTHER_PROGRAMS = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
 """Flower's programs that would run what a server sends, and that a site does not need."""
 
@@ -245,10 +246,10 @@ class SiteProcesses:
         Args:
             resident: the command of the resident process, if it is another than that of this package.
         """
-        supernode = _program("flower-supernode")
+        _program("flower-supernode")  # before anything starts, it is refused where Flower is missing
         asked = resident or [sys.executable, "-m", "fedtailor.deployment.resident", str(self._folder)]
         self._start("resident", asked)
-        command = [supernode, "--superlink", self._address, *self._trust]
+        command = [sys.executable, *_SUPERNODE, "--superlink", self._address, *self._trust]
         command += ["--port", str(_free_port())]
         command += ["--node-config", f"folder={json.dumps(str(self._folder))}"]
         self._start("supernode", command)
