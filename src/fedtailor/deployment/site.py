@@ -37,7 +37,7 @@ from fedtailor.deployment.site_data import (
     prepare,
     read_dataset,
 )
-from fedtailor.deployment.site_models import write_version
+from fedtailor.deployment.site_models import MadeModel, write_version
 from fedtailor.deployment.state import SiteState, Version, forget_old_runs
 from fedtailor.deployment.wire import Work, from_blob, read_head, refusal, to_blob, wrong
 from fedtailor.experiment.config import make_config
@@ -380,8 +380,7 @@ class _SiteRun:
         """Write the personal model as a new version, and put it in use."""
         task = self.algorithm.bind(self.federation.task(self.client))
         calibration = calibrate(self.algorithm, task, personal, self.federation.data(self.client).val)
-        version = write_version(
-            self.folder,
+        made = MadeModel(
             personal,
             name=self.options.name,
             plan=self.plan,
@@ -392,6 +391,7 @@ class _SiteRun:
             scores=per_client(reply.scores["clients"]),
             calibration=calibration._asdict(),
         )
+        version = write_version(self.folder, made)
         log.info("model: version %s is in use", version.number)
 
     def _reason(self, failure: Failure) -> str:

@@ -39,6 +39,27 @@ class ModelVersion(NamedTuple):
     in_use: bool
 
 
+class MadeModel(NamedTuple):
+    """A personal model that a site has made, and what is known of it."""
+
+    personal: Any
+    name: str
+    """Of the site."""
+    plan: Plan
+    prepared: PreparedData
+    """The site's data."""
+    number: int
+    """Of the site."""
+    round: int
+    """After which the model was made."""
+    participated: bool
+    """Whether the server has ever used the site's work."""
+    scores: dict[str, float]
+    """On the site's test examples."""
+    calibration: dict[str, Any]
+    """Of the model."""
+
+
 def versions(folder: Path) -> list[ModelVersion]:
     """Return the versions of a site's model, the oldest first."""
     place = folder / _FOLDER
@@ -102,45 +123,25 @@ def in_use(folder: Path) -> RunRecords:
     return read_run(folder / IN_USE)
 
 
-def write_version(
-    folder: Path,
-    personal: Any,
-    *,
-    name: str,
-    plan: Plan,
-    prepared: PreparedData,
-    number: int,
-    round: int,
-    participated: bool,
-    scores: dict[str, float],
-    calibration: dict[str, Any],
-) -> ModelVersion:
+def write_version(folder: Path, made: MadeModel) -> ModelVersion:
     """Write a personal model and put it in use; a second answer to the same request replaces its version.
 
     Args:
         folder: of the site.
-        personal: the model.
-        name: of the site.
-        plan: of the run.
-        prepared: the site's data.
-        number: of the site.
-        round: after which the model was made.
-        participated: whether the server has ever used the site's work.
-        scores: on the site's test examples.
-        calibration: of the model.
+        made: the model, and what is known of it.
 
     Raises:
         RunError: a file cannot be written.
     """
     known = versions(folder)
-    again = [each for each in known if _made_by(each.path) == (plan.run, round)]
+    again = [each for each in known if _made_by(each.path) == (made.plan.run, made.round)]
     chosen = again[-1].number if again else max((each.number for each in known), default=0) + 1
     place = folder / _FOLDER / f"{chosen:04d}"
     unfinished = folder / _FOLDER / f".{place.name}.tmp"
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.parent.mkdir(mode=0o700, exist_ok=True)
-        _write_run(unfinished, personal, name, plan, prepared, number, round, participated, scores, calibration)
+        _write_run(unfinished, made)
         if place.exists():
             shutil.rmtree(place)
         os.replace(unfinished, place)
@@ -170,54 +171,45 @@ def describe_version(version: ModelVersion) -> dict[str, Any]:
     }
 
 
-def _write_run(
-    out: Path,
-    personal: Any,
-    name: str,
-    plan: Plan,
-    prepared: PreparedData,
-    number: int,
-    round: int,
-    participated: bool,
-    scores: dict[str, float],
-    calibration: dict[str, Any],
-) -> None:
+def _write_run(out: Path, made: MadeModel) -> None:
     """Write the folder of a run with one client."""
-    provenance = {**describe(), "site": {"run": plan.run, "plan_sha256": plan.digest, "round": round}}
+    plan = made.plan
+    dataset = made.prepared.site.name
+    provenance = {**describe(), "site": {"run": plan.run, "plan_sha256": plan.digest, "round": made.round}}
     folder = RunFolder.create(out, config=to_toml(plan.config), provenance=provenance)
-    clients = to_records([prepared.rows])
-    is_new = number >= plan.population
+    clients = to_records([made.prepared.rows])
+    is_new = made.number >= plan.population
     with folder:
         folder.write_split(
             {
-                "dataset": prepared.site.name,
+                "dataset": dataset,
                 "split_sha256": split_digest(clients, int(is_new)),
                 "new_clients": int(is_new),
-                "client_names": [name],
+                "client_names": [made.name],
                 "conditions": [],
                 "clients": clients,
             }
         )
         write_input_specification(out, plan.inputs)
         card = model_card(
-            personal,
+            made.personal,
             config=plan.config,
             algorithm=plan.algorithm,
             inputs=plan.inputs,
-            dataset=prepared.site.name,
-            number=number,
+            dataset=dataset,
+            number=made.number,
             new=is_new,
-            round=round,
-            participated=participated,
-            class_counts=counts_of(prepared, plan.inputs.num_classes),
-            scores=scores,
-            calibration=calibration,
+            round=made.round,
+            participated=made.participated,
+            class_counts=counts_of(made.prepared, plan.inputs.num_classes),
+            scores=made.scores,
+            calibration=made.calibration,
         )
-        folder.write_models([(name, encode(personal), card)])
-        method = plan.config.algorithm.name
-        result: dict[str, Any] = {"run": str(out), "algorithm": method, "site": name, "round": round}
-        if scores:
-            result["metrics"] = {"personalized": scores}
+        folder.write_models([(made.name, encode(made.personal), card)])
+        result: dict[str, Any] = {"run": str(out), "algorithm": plan.config.algorithm.name}
+        result |= {"site": made.name, "round": made.round}
+        if made.scores:
+            result["metrics"] = {"personalized": made.scores}
         folder.finish(result)
 
 
