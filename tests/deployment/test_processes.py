@@ -151,12 +151,12 @@ def test_registration_can_be_repeated_and_resumed(tmp_path, stand_in, monkeypatc
 def test_a_refusal_of_flower_is_an_error_with_its_reason(tmp_path, stand_in):
     server = ServerProcesses(tmp_path / "server", tmp_path / "server", "127.0.0.1", 8000)
     try:
-        stand_in("import json; print(json.dumps({'success': False, 'error-message': 'no such run'}))")
-        with pytest.raises(RunError, match="no such run"):
-            server.stop_run("7")
+        stand_in("import json; print(json.dumps({'success': False, 'error-message': 'no such app'}))")
+        with pytest.raises(RunError, match="no such app"):
+            server.submit(tmp_path)
         stand_in("print('not JSON')")
         with pytest.raises(RunError, match="not JSON"):
-            server.run_status("7")
+            server.submit(tmp_path)
     finally:
         server.stop()
 

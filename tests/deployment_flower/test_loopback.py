@@ -67,6 +67,10 @@ class Deployment:
         site.start([sys.executable, str(PROGRAMS / "echo_site.py"), str(folder)])
         return site
 
+    def status(self):
+        """Return Flower's status of the run, such as ``running`` or ``finished:completed``."""
+        return self.server._flwr("list", "fedtailor", "--run-id", self.id)["runs"][0]["status"]
+
     def exchanges(self):
         path = self.run / "exchanges.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -102,6 +106,7 @@ def deployment(tmp_path_factory):
     patch.setenv("PYTHONPATH", f"{source}{os.pathsep}{PROGRAMS}")
     app = processes._APP.replace("fedtailor.deployment.flower.server_app:", "echo_server:")
     patch.setattr(processes, "_APP", app)
+    patch.setattr(processes, "_ONLY_OUR_APP", "only_echo_app")
     made = Deployment(tmp_path_factory.mktemp("deployment"))
     try:
         made.start()
@@ -131,7 +136,7 @@ def test_registering_again_changes_nothing(deployment):
     assert deployment.server.register(deployment.keys) == deployment.nodes
     (deployment.folder / "server" / "nodes.json").rename(deployment.folder / "nodes.kept")
     (deployment.folder / "nodes.kept").rename(deployment.folder / "server" / "nodes.json")
-    assert deployment.server.run_status(deployment.id) == "running"
+    assert deployment.status() == "running"
 
 
 def test_strangers_are_refused_with_a_reason(deployment, tmp_path):
@@ -172,7 +177,7 @@ def test_the_run_survives_a_restart_of_the_superlink(deployment):
     after = deployment.wait_for_exchanges(2)
     print("two exchanges with a killed SuperLink:", round(time.monotonic() - begun, 1), "s")
     assert len(after["heads"]) == SITES
-    assert deployment.server.run_status(deployment.id) == "running"
+    assert deployment.status() == "running"
 
 
 @pytest.mark.slow
@@ -189,13 +194,10 @@ def test_a_supernode_that_was_killed_comes_back(deployment):
 
 def test_a_run_ends_and_nothing_is_left(deployment):
     (deployment.run / "stop").touch()
-    deployment.wait(lambda: deployment.server.run_status(deployment.id).startswith("finished"), 60)
-    assert deployment.server.run_status(deployment.id) == "finished:completed"
-    second = deployment.server.submit(deployment.run)
-    deployment.server.stop_run(second)
-    deployment.wait(lambda: deployment.server.run_status(second).startswith("finished"), 60)
+    deployment.wait(lambda: deployment.status().startswith("finished"), 60)
+    assert deployment.status() == "finished:completed"
     with pytest.raises(RunError, match="Flower refused"):
-        deployment.server.stop_run("123")
+        deployment.server._flwr("stop", "123", "fedtailor")
     deployment.stop()
     assert [
         path for path in Path("/proc").glob("[0-9]*") if str(deployment.folder).encode() in command_line(path)

@@ -62,6 +62,7 @@ _STUCK = ("Giving up reconnection", "Server error '", "Client error '")
 """What a SuperNode prints when its loop has ended and its process goes on without it, seen with Flower 1.41."""
 
 
+_ONLY_OUR_APP = "fedtailor.deployment.flower.only_our_app"
 _SUPERNODE = ("-m", "fedtailor.deployment.flower.supernode")
 _OTHER_PROGRAMS = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
 """Flower's programs that would run what a server sends, and that a site does not need."""
@@ -150,14 +151,6 @@ class ServerProcesses:
         write_whole(app / "pyproject.toml", _APP)
         setting = f"folder={json.dumps(str(run_folder.resolve()))}"
         return str(self._flwr("run", str(app), _CONNECTION, "--run-config", setting)["run-id"])
-
-    def stop_run(self, run_id: str) -> None:
-        """End a run."""
-        self._flwr("stop", run_id, _CONNECTION)
-
-    def run_status(self, run_id: str) -> str:
-        """Return Flower's status of a run, such as ``running`` or ``finished:completed``."""
-        return str(self._flwr("list", _CONNECTION, "--run-id", run_id)["runs"][0]["status"])
 
     def watch(self) -> list[Ended]:
         """Start again what has died, and return what has died since the last call."""
@@ -298,9 +291,8 @@ def _reason(output: str) -> str | None:
 def _write_programs(folder: Path) -> None:
     """Write the programs that a SuperNode starts by their names: one that runs our app only, and none of the others."""
     folder.mkdir(parents=True, exist_ok=True)
-    module = "fedtailor.deployment.flower.only_our_app"
     texts = dict.fromkeys(_OTHER_PROGRAMS, "#!/bin/sh\necho 'not at this site' >&2\nexit 1\n")
-    texts["flwr-clientapp"] = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {module} "$@"\n'
+    texts["flwr-clientapp"] = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {_ONLY_OUR_APP} "$@"\n'
     for name, text in texts.items():
         path = folder / name
         write_whole(path, text)
