@@ -170,16 +170,6 @@ def test_a_resident_process_that_dies_is_started_again(deployment):
     assert [event.code for event in deployment.events if event.name == "resident"] == [-signal.SIGKILL]
 
 
-def test_the_run_survives_a_restart_of_the_superlink(deployment):
-    deployment.wait_for_exchanges(1)
-    os.kill(deployment.server._supervisor.pid("superlink"), signal.SIGKILL)
-    begun = time.monotonic()
-    after = deployment.wait_for_exchanges(2)
-    print("two exchanges with a killed SuperLink:", round(time.monotonic() - begun, 1), "s")
-    assert len(after["heads"]) == SITES
-    assert deployment.status() == "running"
-
-
 @pytest.mark.slow
 def test_a_supernode_that_was_killed_comes_back(deployment):
     deployment.wait_for_exchanges(1)
