@@ -297,7 +297,7 @@ def _compact_leaf(leaf: Tensor) -> Tensor:
     if owns_memory and _is_dense(leaf.shape, leaf.stride()) and leaf.data_ptr() % _ALIGNMENT == 0:
         return leaf
     if _is_dense(leaf.shape, leaf.stride()):
-        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).copy_(leaf)
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(leaf)
     return leaf.clone(memory_format=torch.contiguous_format)
 
 

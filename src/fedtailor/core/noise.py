@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import rng
+from fedtailor.core.devices import HOST, current
 from fedtailor.core.rng import Key
 
 _CHUNK = 2**20  # words read at once (8 MiB), so that a long draw needs little memory
@@ -48,7 +49,8 @@ def row_words(key: Key, weight: Tensor) -> Tensor:
 
 def _draw(kind: Kind, key: Key, shape: tuple[int, ...]) -> Tensor:
     result: Tensor = _draw_operator(kind, shape, key.purpose, key.seed, key.round, key.client, key.step)
-    return result
+    device = current()
+    return result if device == HOST else result.to(device)
 
 
 def _draw_new(

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedtailor.core import tree
 from fedtailor.core.adaptation import Adaptation
 from fedtailor.core.codec import encode
+from fedtailor.core.devices import to_host
 from fedtailor.core.engine import Failure
 from fedtailor.core.federation import Cohort, Federation
 from fedtailor.core.message import Mean
@@ -190,7 +191,7 @@ def check_storage(case: Case) -> str | None:
     for kind, what in kinds.items():
         for value in values[kind]:
             try:
-                encode(value, modules=modules)
+                encode(to_host(value, "a test of whether it can be stored"), modules=modules)
             except TypeError as error:
                 return f"{what} cannot be stored, so that a run could not be resumed: {error}."
     return None
