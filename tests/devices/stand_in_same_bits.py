@@ -10,12 +10,13 @@ import stand_in_device
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.scaffold import Scaffold
 from fedtailor.core.devices import HOST
-from fedtailor.core.errors import FedtailorError
+from fedtailor.core.errors import ConfigError, FedtailorError
 from fedtailor.core.federation import Federation
 from fedtailor.core.participation import Participation
 from fedtailor.core.schedule import Schedule
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.engines.workers import Workers
 from fedtailor.simulation.rounds import simulate
 
 DEVICE = stand_in_device.register()
@@ -111,6 +112,11 @@ def test_a_tensor_that_an_algorithm_makes_on_the_cpu_fails_its_client_by_name():
 
     with pytest.raises(FedtailorError, match="that is on the device cpu; it cannot be stored or sent"):
         list(simulate(OnTheCpu(), both.federation(), Reference(), Schedule(rounds=1), seed=0, device=DEVICE))
+
+
+def test_an_engine_of_threads_is_refused_on_the_device():
+    with pytest.raises(ConfigError, match=r"'workers' runs on the CPU only, got engine\.device = 'stand_in:0'"):
+        simulate(FedAvg(), both.federation(), Workers(2), Schedule(rounds=1), seed=0, device=DEVICE)
 
 
 class ElsewhereAfterwards(FedAvg):

@@ -73,6 +73,21 @@ def test_values_come_back_as_they_were_by_one_copy():
     assert back["pair"].first.stride() == before["pair"].first.stride()
 
 
+def test_values_go_to_the_device_by_one_copy(monkeypatch):
+    moves = []
+    original = stand_in_device._run
+
+    def watched(operator, arguments, options):
+        if operator is torch.ops.aten.copy_.default and arguments[1].device == HOST:
+            moves.append(arguments[1].shape)
+        return original(operator, arguments, options)
+
+    monkeypatch.setattr(stand_in_device, "_run", watched)
+    there = to_device(values(), DEVICE)
+    assert len(moves) == 1
+    assert there["pair"].first.stride() == values()["pair"].first.stride()
+
+
 def test_on_the_host_nothing_is_copied():
     before = values()
     assert to_host(before, "a test") is before

@@ -2,7 +2,7 @@
 
 A program creates tensors by ``torch.zeros(())`` and the like, without a word about devices. Inside :func:`placed` they
 are created on the device of the run. What was drawn, read or planned on the host goes to the device by
-:func:`to_device`. Whatever Python, a file or a report needs comes back by :func:`to_host`, which takes one copy for all
+:func:`to_device`. Whatever Python, a file or a report needs comes back by :func:`to_host`. Each takes one copy for all
 tensors that it is given, however many: a device is waited for once. On the CPU none of these does anything.
 """
 
@@ -49,9 +49,10 @@ def _placed(device: torch.device) -> Iterator[None]:
 
 def to_device(value: T, device: torch.device) -> T:
     """Return nested mappings, tuples and lists with their tensors on a device; what lies there is not copied."""
-    if all(leaf.device == device for leaf in _tensors(value)):
+    leaves = _tensors(value)
+    if all(leaf.device == device for leaf in leaves):
         return value
-    return _replaced(value, iter([leaf.to(device) for leaf in _tensors(value)]))
+    return _replaced(value, iter(_copied_at_once(leaves, device)))
 
 
 def to_host(value: T, why: str) -> T:
@@ -65,7 +66,7 @@ def to_host(value: T, why: str) -> T:
     if all(leaf.device == HOST for leaf in leaves):
         return value
     with torch.profiler.record_function(f"to the host: {why}"):
-        return _replaced(value, iter(_copied_at_once(leaves)))
+        return _replaced(value, iter(_copied_at_once(leaves, HOST)))
 
 
 def are_equal(pairs: Sequence[tuple[Tensor, Tensor]], why: str) -> bool:
@@ -89,6 +90,8 @@ def find(name: str) -> torch.device:
     Raises:
         ConfigError: there is no such device, or it cannot do the arithmetic of a run.
     """
+    if name == "cpu":
+        return HOST
     there = available()
     if name == "auto":
         return torch.device(there[1] if len(there) > 1 else "cpu")
@@ -145,15 +148,15 @@ def _replaced(value: T, leaves: Iterator[Tensor]) -> T:
     return result  # type: ignore[return-value]
 
 
-def _copied_at_once(leaves: list[Tensor]) -> list[Tensor]:
-    """Return tensors on the host. Their bytes are put together on the device, and copied once."""
-    far = [number for number, leaf in enumerate(leaves) if leaf.device != HOST]
+def _copied_at_once(leaves: list[Tensor], device: torch.device) -> list[Tensor]:
+    """Return tensors on a device. The bytes of those elsewhere are put together where they lie, and copied once."""
+    far = [number for number, leaf in enumerate(leaves) if leaf.device != device]
     far.sort(key=lambda number: -leaves[number].element_size())  # so that every part begins where its type may
     parts = [leaves[number].detach().reshape(-1).contiguous().view(torch.uint8) for number in far]
-    together = torch.cat(parts).to(HOST) if len(parts) > 1 else parts[0].to(HOST)
+    together = torch.cat(parts).to(device) if len(parts) > 1 else parts[0].to(device)
     result = list(leaves)
     for number, part in zip(far, torch.split(together, [len(part) for part in parts]), strict=True):
         leaf = leaves[number]
         # in memory of its own, which would else be that of all, and aligned
-        result[number] = torch.empty_like(leaf, device=HOST).copy_(part.view(leaf.dtype).view(leaf.shape))
+        result[number] = torch.empty_like(leaf, device=device).copy_(part.view(leaf.dtype).view(leaf.shape))
     return result

@@ -19,6 +19,7 @@ from fedtailor.core.message import Problem, Upload
 from fedtailor.core.metrics import SCORE_BINS, Scores, across, add, packed
 from fedtailor.core.task import Task
 from fedtailor.simulation.engines.containment import contained
+from fedtailor.simulation.engines.options import refuse_engine
 from fedtailor.simulation.engines.private_inputs import copy_of
 from fedtailor.simulation.programs import (
     PersonalizeRequest,
@@ -166,7 +167,11 @@ class LocalClients:
                 (``best_states`` and ``best_per_client``, when it is first called).
             device: where their programs run: their data is copied there once. The methods are called inside
                 ``placed(device)``.
+
+        Raises:
+            ConfigError: the engine runs on the CPU only, and the device is another one.
         """
+        refuse_engine(engine.name, str(device))
         self.algorithm = algorithm
         self.device = device
         self.federation = federation

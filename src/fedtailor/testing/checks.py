@@ -101,10 +101,11 @@ def check_weights(case: Case) -> str | None:
             kind = messages[name].weight
             if kind not in ("num_train", "class_counts"):  # "equal" is checked in every run, "own" may be anything
                 continue
+            weight = to_host(entry.weight, "the comparison with a declared weight")
             expected = getattr(federation.info(client), kind)
-            if entry.weight.shape != expected.shape or not torch.equal(entry.weight, expected):
+            if weight.shape != expected.shape or not torch.equal(weight, expected):
                 return (
-                    f"Round {round}, {case.who(client)}: field '{name}' is sent with weight {_short(entry.weight)}, "
+                    f"Round {round}, {case.who(client)}: field '{name}' is sent with weight {_short(weight)}, "
                     f'but messages declares weight="{kind}", which is {_short(expected)}. Send '
                     f'Mean(value, data.info.{kind}), or declare another weight; "own" is for weights that the client '
                     "computes."

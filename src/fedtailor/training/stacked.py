@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedtailor.core.devices import HOST
+from fedtailor.core.devices import HOST, to_device
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import Key, join_key
 from fedtailor.core.task import Batch
@@ -189,8 +189,9 @@ class _Run:
         for number in range(step * per_step, (step + 1) * per_step):
             chosen = [plan.batch(number) for plan in self.plans[:active]]
             rows = [rows for rows, _ in chosen]
-            positions = pad_sequence(rows, batch_first=True).to(device)
-            present = pad_sequence([torch.ones(len(each), device=HOST) for each in rows], batch_first=True).to(device)
+            present_rows = [torch.ones(len(each), device=HOST) for each in rows]
+            padded = (pad_sequence(rows, batch_first=True), pad_sequence(present_rows, batch_first=True))
+            positions, present = to_device(padded, device)
             drawn = [moves for _, moves in chosen if moves is not None]
             moves = pad_sequence(drawn, batch_first=True) if drawn else None
             batches.append(data.gather(positions, present.to(data.weight.tensor.dtype), moves))

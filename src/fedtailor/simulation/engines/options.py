@@ -52,14 +52,24 @@ class EngineOptions:
                 allowed=allowed,
                 got=self.device,
             )
-        if self.device not in ("auto", "cpu") and self.name in CPU_ONLY:
-            raise ConfigError(
-                f"engine.name = '{self.name}' runs on the CPU only, got engine.device = '{self.device}': take "
-                "engine.name = 'batched' (or 'reference').",
-                key="engine.name",
-                allowed=["auto", "batched", "reference"],
-                got=self.name,
-            )
+        if self.device != "auto":
+            refuse_engine(self.name, self.device)
+
+
+def refuse_engine(name: str, device: str) -> None:
+    """Check that an engine runs on a device.
+
+    Raises:
+        ConfigError: it runs on the CPU only.
+    """
+    if device != "cpu" and name in CPU_ONLY:
+        raise ConfigError(
+            f"engine.name = '{name}' runs on the CPU only, got engine.device = '{device}': take "
+            "engine.name = 'batched' (or 'reference').",
+            key="engine.name",
+            allowed=["auto", "batched", "reference"],
+            got=name,
+        )
 
 
 class EngineChoice(NamedTuple):
