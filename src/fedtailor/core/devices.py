@@ -23,6 +23,9 @@ T = TypeVar("T")
 HOST = torch.device("cpu")
 """Where keys, plans of batches, reports and files are."""
 _current: ContextVar[torch.device] = ContextVar("device", default=HOST)
+_others: set[torch.device] = set()
+"""The other devices on which this process has put anything: while there are none, no tensor has to be looked at."""
+_NOTHING = nullcontext()
 
 
 def current() -> torch.device:
@@ -33,7 +36,8 @@ def current() -> torch.device:
 def placed(device: torch.device) -> AbstractContextManager[None]:
     """Return a context in which PyTorch's functions without tensors among their arguments create them on a device."""
     if device == HOST and current() == HOST:
-        return nullcontext()
+        return _NOTHING
+    _others.add(device)
     return _placed(device)
 
 
@@ -49,6 +53,9 @@ def _placed(device: torch.device) -> Iterator[None]:
 
 def to_device(value: T, device: torch.device) -> T:
     """Return nested mappings, tuples and lists with their tensors on a device; what lies there is not copied."""
+    if device == HOST and not _others:
+        return value
+    _others.add(device)
     leaves = _tensors(value)
     if all(leaf.device == device for leaf in leaves):
         return value
@@ -62,6 +69,8 @@ def to_host(value: T, why: str) -> T:
         value: may hold other values than tensors, which stay as they are. On the CPU it is returned as it is.
         why: who needs the numbers there. PyTorch's profiler shows the copy by this name.
     """
+    if not _others:
+        return value
     leaves = _tensors(value)
     if all(leaf.device == HOST for leaf in leaves):
         return value
@@ -76,7 +85,7 @@ def are_equal(pairs: Sequence[tuple[Tensor, Tensor]], why: str) -> bool:
         pairs: on one device.
         why: who needs the answer on the host, as for :func:`to_host`.
     """
-    if all(first.device == HOST for first, _ in pairs):
+    if not _others or all(first.device == HOST for first, _ in pairs):
         return all(torch.equal(first, second) for first, second in pairs)
     answers = to_host([(first == second).all() for first, second in pairs], why)
     return all(map(bool, answers))
