@@ -14,8 +14,10 @@ from fedtailor.core.errors import ConfigError, FedtailorError
 from fedtailor.core.federation import Federation
 from fedtailor.core.participation import Participation
 from fedtailor.core.schedule import Schedule
+from fedtailor.simulation.checkpoint import readable_modules
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.engines.store import Store
 from fedtailor.simulation.engines.workers import Workers
 from fedtailor.simulation.rounds import simulate
 
@@ -112,6 +114,27 @@ def test_a_tensor_that_an_algorithm_makes_on_the_cpu_fails_its_client_by_name():
 
     with pytest.raises(FedtailorError, match="that is on the device cpu; it cannot be stored or sent"):
         list(simulate(OnTheCpu(), both.federation(), Reference(), Schedule(rounds=1), seed=0, device=DEVICE))
+
+
+def test_the_complete_test_part_has_the_same_bits():
+    data = both.federation()
+    compare("fedavg", "reference", data=replace(data, complete=torch.arange(len(data.y))), class_means=False)
+
+
+def test_clients_whose_states_were_in_files_have_the_same_bits(tmp_path):
+    runs = []
+    for device in (HOST, DEVICE):
+        storage = {}
+
+        def stored(name, folder=tmp_path / device.type, storage=storage):
+            modules = readable_modules(Scaffold())
+            return storage.setdefault(name, Store(folder, name, modules=modules, in_memory=1))
+
+        schedule = Schedule(rounds=3, personalized_every=1)
+        found = simulate(Scaffold(), both.federation(), Reference(), schedule, seed=3, storage=stored, device=device)
+        runs.append(list(found))
+        assert list((tmp_path / device.type).glob("states-*")), "one state only is in memory"
+    both.assert_same(*runs)
 
 
 def test_an_engine_of_threads_is_refused_on_the_device():

@@ -225,7 +225,7 @@ def _full_histogram(scores: Sequence[Scores]) -> Int[Tensor, "2 classes bins"]:
     """Return the sum of the histograms of some scores."""
     classes = len(scores[0].class_total)
     places, counts = torch.cat([packed(each).histogram for each in scores], dim=1)
-    empty = torch.zeros(2 * classes * SCORE_BINS, dtype=torch.int64)
+    empty = torch.zeros(2 * classes * SCORE_BINS, dtype=torch.int64, device=places.device)
     return empty.scatter_add_(0, places, counts).reshape(2, classes, SCORE_BINS)
 
 

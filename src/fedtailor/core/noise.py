@@ -56,8 +56,8 @@ def _draw(kind: Kind, key: Key, shape: tuple[int, ...]) -> Tensor:
 def _draw_new(
     kind: Kind, shape: Sequence[int], purpose: int, seed: Tensor, round: Tensor, client: Tensor, step: Tensor
 ) -> Tensor:
-    """Draw for one client."""
-    out = torch.empty(shape, dtype=torch.int64 if kind == "words" else torch.get_default_dtype())
+    """Draw for one client, on the host."""
+    out = torch.empty(shape, dtype=torch.int64 if kind == "words" else torch.get_default_dtype(), device=HOST)
     return _draw_into(kind, shape, purpose, seed, round, client, step, out=out)
 
 
@@ -95,7 +95,7 @@ def _box_muller(raw: np.ndarray) -> Tensor:
     first = 1.0 - np.ascontiguousarray(pairs[:, 0])  # in (0, 1], so that the logarithm is finite
     radius = torch.from_numpy(np.sqrt(-2.0 * np.log(first)))
     angle = torch.from_numpy(2.0 * np.pi * np.ascontiguousarray(pairs[:, 1]))
-    result = torch.empty(pairs.shape, dtype=torch.float64)
+    result = torch.empty(pairs.shape, dtype=torch.float64, device=HOST)
     torch.mul(radius, torch.cos(angle), out=result[:, 0])
     torch.mul(radius, torch.sin(angle), out=result[:, 1])
     return result.view(-1)
