@@ -19,7 +19,8 @@ import `core`.
 
 **The idea.** An algorithm is the program of *one* client plus the arithmetic of the server, written as pure functions
 over trees of tensors. Engines decide how many clients run at once. No algorithm has a client axis, padding, a device or
-a loop over clients.
+a loop over clients. Where tensors live is decided in [`core/devices.py`](../src/fedtailor/core/devices.py): see
+[Devices](running.md#devices).
 
 ## The packages
 

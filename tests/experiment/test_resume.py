@@ -12,6 +12,7 @@ from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.records import exclusive, read_run
+from fedtailor.experiment.resume import refuse_other_configuration, with_first_choices
 from fedtailor.experiment.run import run
 
 SMALL = {
@@ -342,3 +343,12 @@ def test_who_gave_no_answer_in_a_round_that_runs_again_gives_none_again(folder, 
     resumed(config(), "one")
     assert read_run("one").result["events"]["absent"] == 1
     same("one", "whole")
+
+
+def test_a_resumed_run_keeps_the_device_that_auto_took(folder):
+    begun = config(engine__device="cuda")
+    assert with_first_choices(config(engine__device="auto"), begun, folder).engine.device == "cuda"
+    assert with_first_choices(config(engine__name="auto", engine__device="auto"), begun, folder).engine == begun.engine
+    here = with_first_choices(config(engine__name="auto"), begun, folder)
+    with pytest.raises(ConfigError, match=r"engine\.device is 'cuda' there and 'cpu' here"):
+        refuse_other_configuration(here, begun, folder)

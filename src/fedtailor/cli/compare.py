@@ -15,6 +15,7 @@ from fedtailor.cli.options import (
     DataDir,
     DatasetName,
     Debug,
+    DeviceName,
     EngineName,
     Json,
     ModelName,
@@ -69,6 +70,7 @@ def compare(
     participation: ParticipationText = "",
     seeds: Seeds = None,
     engine: EngineName = "",
+    device: DeviceName = "",
     ray_address: RayAddress = "",
     set_: Assignments = None,
     out: Annotated[
@@ -111,6 +113,7 @@ def compare(
         "federation.participation": participation,
         "seeds": seeds,
         "engine.name": engine,
+        "engine.device": device,
         "engine.ray_address": ray_address,
     }
     if algorithm:

@@ -71,6 +71,9 @@ Seeds = Annotated[str | None, typer.Option(metavar="NUMBERS", help="Several seed
 EngineName = Annotated[
     str, typer.Option(metavar="NAME", help="Engine that runs the clients (see: fedtailor list engines).")
 ]
+DeviceName = Annotated[
+    str, typer.Option(metavar="NAME", help="Where tensors live: cpu (default), auto; cuda and cuda:1 are untried.")
+]
 RayAddress = Annotated[
     str, typer.Option(metavar="ADDRESS", help="Ray cluster of --engine ray: auto or HOST:PORT (default: its own).")
 ]

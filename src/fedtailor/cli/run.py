@@ -13,6 +13,7 @@ from fedtailor.cli.options import (
     DataDir,
     DatasetName,
     Debug,
+    DeviceName,
     EngineName,
     Json,
     ModelName,
@@ -61,6 +62,7 @@ def run_(
     ] = None,
     seeds: Seeds = None,
     engine: EngineName = "",
+    device: DeviceName = "",
     ray_address: RayAddress = "",
     checkpoint_every: Annotated[
         int | None,
@@ -98,6 +100,7 @@ def run_(
         "seed": seed,
         "seeds": seeds,
         "engine.name": engine,
+        "engine.device": device,
         "engine.ray_address": ray_address,
         "checkpoint.every": checkpoint_every,
     }

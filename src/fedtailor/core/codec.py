@@ -209,7 +209,7 @@ class _Reader:
         if not _are_strides(strides, stored.dim()) or not _is_dense(stored.shape, strides) or set(rest) - {"strides"}:
             raise _unreadable(f"the memory layout of the tensor {name!r} is impossible")
         # a copy: what is stored is neither aligned nor independent of the other leaves
-        return torch.empty_strided(stored.shape, tuple(strides), dtype=stored.dtype).copy_(stored)
+        return torch.empty_strided(stored.shape, tuple(strides), dtype=stored.dtype, device="cpu").copy_(stored)
 
     def _items(self, items: Sequence[Any], depth: int) -> Iterator[tuple[str | int, tree.Tree]]:
         seen = set()
@@ -297,7 +297,7 @@ def _compact_leaf(leaf: Tensor) -> Tensor:
     if owns_memory and _is_dense(leaf.shape, leaf.stride()) and leaf.data_ptr() % _ALIGNMENT == 0:
         return leaf
     if _is_dense(leaf.shape, leaf.stride()):
-        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).copy_(leaf)
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(leaf)
     return leaf.clone(memory_format=torch.contiguous_format)
 
 

@@ -24,7 +24,7 @@ class ExampleIndices(NamedTuple):
     @classmethod
     def of(cls, positions: Tensor) -> ExampleIndices:
         """Return the examples at the given positions (n,), each with weight 1."""
-        return cls(positions, torch.ones(len(positions)))
+        return cls(positions, torch.ones(len(positions), device=positions.device))
 
 
 class Job(NamedTuple):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, cast, overload
 
@@ -72,7 +73,7 @@ class ClientData(NamedTuple):
 class Cohort(NamedTuple):
     """The clients of a round, and where the round stands in the run."""
 
-    ids: Tensor  # (cohort,)
+    ids: Tensor  # (cohort,), on the host
     population: int
     round: int
     rounds: int
@@ -114,6 +115,12 @@ class Splits(Sequence[Split]):
 
     def __len__(self) -> int:
         return len(self._ends[0]) - 1
+
+    def on(self, device: torch.device) -> Splits:
+        """Return the same splits with the positions on a device."""
+        result = copy(self)
+        result._positions = [positions.to(device) for positions in self._positions]
+        return result
 
     def num_train(self) -> list[int]:
         """Return the number of training examples of every client."""
@@ -188,13 +195,26 @@ class Federation:
         """Ids of the clients held out from training."""
         return self.roster.new
 
+    def on(self, device: torch.device) -> Federation:
+        """Return the same federation with its data on a device; values of 8 bits stay such. On the CPU it is itself."""
+        if self.x.device == device:
+            return self
+        return replace(
+            self,
+            x=self.x.to(device),
+            y=self.y.to(device),
+            scale=self.scale.to(device),
+            splits=cast(Splits, self.splits).on(device),
+            complete=self.complete.to(device),
+        )
+
     def task(self, client: int) -> Task:
         """Return the task of a client."""
         return self.roster.task(client)
 
     def examples(self, positions: Tensor) -> ExampleSet:
         """Return the examples at the given positions, each with weight 1."""
-        return ExampleSet(self.x, self.y, positions, torch.ones(len(positions)), self.scale)
+        return ExampleSet(self.x, self.y, positions, torch.ones(len(positions), device=positions.device), self.scale)
 
     def info(self, client: int) -> ClientInfo:
         """Return the counts of a client's training data."""

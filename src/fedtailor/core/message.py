@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import tree
+from fedtailor.core.devices import HOST, to_host
 from fedtailor.core.errors import describe_error
 from fedtailor.core.reduction import ArrivingSum
 
@@ -163,7 +164,8 @@ class FieldSum:
             result = result + 0.0  # zero has one sign: rows of weight zero change nothing
             if self._is_mean:
                 result /= spread(weight, result)
-            plain = torch.empty(result.shape, dtype=like.dtype)  # the memory layout does not depend on who was first
+            # the memory layout does not depend on who was first
+            plain = torch.empty(result.shape, dtype=like.dtype, device=like.device)
             reduced.append(plain.copy_(result))
         return Reduced(tree.rebuild(self._like, iter(reduced)), part.weight)
 
@@ -275,27 +277,34 @@ def _problem_with_upload(upload: Any, messages: Messages, num_train: int | None)
         found = sorted(map(str, upload))
         return Problem("fields", "", f"the upload has fields {found} instead of {sorted(expected)}")
     for name, entry in upload.items():
-        problem = _problem_with_entry(name, entry, messages[name], num_train)
+        problem = _problem_with_form(name, entry, messages[name])
         if problem is not None:
             return problem
-    return _problem_between_weights(upload, messages)
+    numbers = {name: _numbers_of(entry, messages[name]) for name, entry in upload.items()}
+    numbers = to_host(numbers, "the check of an upload")
+    for name, of_entry in numbers.items():
+        problem = _problem_with_numbers(name, of_entry, messages[name], num_train)
+        if problem is not None:
+            return problem
+    return _problem_between_weights(numbers, messages)
 
 
-def _problem_between_weights(upload: Upload, messages: Messages) -> Problem | None:
+def _problem_between_weights(numbers: Mapping[str, _Numbers], messages: Messages) -> Problem | None:
     """Return what is wrong if fields of one kind of weight have different weights: the weight is sent once."""
     first: dict[str, tuple[str, Tensor]] = {}
-    for name, entry in upload.items():
+    for name, found in numbers.items():
         kind = messages[name].weight
-        if not isinstance(entry, Mean) or kind in ("own", "equal"):
+        if messages[name].reduction != "mean" or kind in ("own", "equal"):
             continue
-        other, weight = first.setdefault(kind, (name, entry.weight))
-        if entry.weight.dtype != weight.dtype or not torch.equal(entry.weight, weight):
+        assert isinstance(found.weight, Tensor)
+        other, weight = first.setdefault(kind, (name, found.weight))
+        if found.weight.dtype != weight.dtype or not torch.equal(found.weight, weight):
             return Problem("weight", name, f"weight differs from that of '{other}', which is of the same kind")
     return None
 
 
-def _problem_with_entry(name: str, entry: Mean | Sum | Each, field: Field, num_train: int | None) -> Problem | None:
-    """Return what is wrong with the entry of a field."""
+def _problem_with_form(name: str, entry: Mean | Sum | Each, field: Field) -> Problem | None:
+    """Return what is wrong with the entry of a field, as far as no number of it is looked at."""
     if type(entry) is not _ENTRIES[field.reduction]:
         return Problem("reduction", name, f"sent as {type(entry).__name__}, declared as {field.reduction}")
     shapes = field.leaf_shapes()
@@ -309,10 +318,17 @@ def _problem_with_entry(name: str, entry: Mean | Sum | Each, field: Field, num_t
     if text:
         return Problem("leaves", name, text)
     for path, leaf in leaves.items():
-        problem = _problem_with_leaf(name, path, leaf, shapes[path], field)
-        if problem is not None:
-            return problem
-    return _problem_with_weight(name, entry, field, num_train)
+        which = _which(path)
+        if tuple(leaf.shape) != shapes[path]:
+            return Problem("shape", name, f"{which} has shape {tuple(leaf.shape)} instead of {shapes[path]}")
+        if leaf.dtype != torch.get_default_dtype():
+            return Problem("type", name, f"{which} is of type {leaf.dtype} instead of {torch.get_default_dtype()}")
+    text = ""
+    if isinstance(entry, Mean):
+        text = _fault_of_form("weight", entry.weight, field)
+    elif isinstance(entry, Sum) and not isinstance(entry.rows, tuple):
+        text = _fault_of_form("rows", entry.rows, field)
+    return Problem("weight", name, text) if text else None
 
 
 def _fault_of_containers(value: tree.Tree, shapes: Shapes) -> str:
@@ -332,42 +348,11 @@ def _fault_of_containers(value: tree.Tree, shapes: Shapes) -> str:
     return next(filter(None, faults), "")
 
 
-def _problem_with_leaf(name: str, path: str, leaf: Tensor, shape: tuple[int, ...], field: Field) -> Problem | None:
-    """Return what is wrong with one tensor of an entry."""
-    which = f"'{path}'" if path else "it"
-    if tuple(leaf.shape) != shape:
-        return Problem("shape", name, f"{which} has shape {tuple(leaf.shape)} instead of {shape}")
-    if leaf.dtype != torch.get_default_dtype():
-        return Problem("type", name, f"{which} is of type {leaf.dtype} instead of {torch.get_default_dtype()}")
-    if leaf.numel():
-        least, most = torch.aminmax(leaf)  # one pass; both are NaN if any entry is
-        if not (math.isfinite(least) and math.isfinite(most)):
-            return Problem("not finite", name, f"{which} has values that are not finite")
-        if bool(least < field.low) or bool(most > field.high):
-            return Problem("range", name, f"{which} has values outside [{field.low:g}, {field.high:g}]")
-        if max(-float(least), float(most)) > LARGEST_VALUE:
-            return Problem("range", name, f"{which} has values beyond {LARGEST_VALUE:g}")
-    if field.kind == "counts" and not bool(((leaf >= 0) & (leaf == leaf.round())).all()):
-        return Problem("range", name, f"{which} has values that are not counts")
-    if field.kind == "covariance" and not _are_covariances(leaf):
-        return Problem("covariance", name, f"{which} is not a symmetric positive semi-definite matrix")
-    return None
+def _fault_of_form(what: Literal["weight", "rows"], weight: Any, field: Field) -> str:
+    """Return what is wrong with the type or shape of a weight or a row mask, or an empty string.
 
-
-def _problem_with_weight(name: str, entry: Mean | Sum | Each, field: Field, num_train: int | None) -> Problem | None:
-    """Return what is wrong with a weight or a row mask: it fits the leading axes of every leaf and the declaration."""
-    text = ""
-    if isinstance(entry, Mean):
-        text = _fault_of_weight("weight", entry.weight, field)
-        if not text and num_train is not None:
-            text = _fault_of_count(entry.weight, field, num_train)
-    elif isinstance(entry, Sum) and not isinstance(entry.rows, tuple):
-        text = _fault_of_weight("rows", entry.rows, field)
-    return Problem("weight", name, text) if text else None
-
-
-def _fault_of_weight(what: Literal["weight", "rows"], weight: Any, field: Field) -> str:
-    """Return what is wrong with the weight of a mean or the rows of a sum, or an empty string."""
+    It must fit the leading axes of every leaf, and the declaration.
+    """
     if not isinstance(weight, Tensor):
         return f"{what} is of type {type(weight).__name__}, not a tensor"
     shape = tuple(weight.shape)
@@ -379,6 +364,86 @@ def _fault_of_weight(what: Literal["weight", "rows"], weight: Any, field: Field)
         return f"{what} of shape {shape} does not fit the leading axes of the value, or the declaration"
     if not weight.is_floating_point():
         return f"{what} of type {weight.dtype} instead of floating point"
+    return ""
+
+
+class _LeafNumbers(NamedTuple):
+    """What is checked of the numbers of a leaf."""
+
+    ends: tuple[Tensor, ...]
+    """The least and the greatest; both are NaN if any is. Empty if there are none."""
+    are_counts: Tensor | tuple[()] = ()
+    are_covariances: Tensor | tuple[()] = ()
+
+
+class _Numbers(NamedTuple):
+    """What is checked of the numbers of an entry."""
+
+    leaves: dict[str, _LeafNumbers]
+    """By path."""
+    weight: Tensor | tuple[()]
+    """The weight of a mean or the rows of a sum; () if there are none."""
+
+
+def _numbers_of(entry: Mean | Sum | Each, field: Field) -> _Numbers:
+    """Return what is checked of the numbers of an entry, where they lie: nothing is looked at yet."""
+    leaves = {}
+    for path, leaf in tree.paths(entry.value).items():
+        are_counts: Tensor | tuple[()] = ()
+        are_covariances: Tensor | tuple[()] = ()
+        if field.kind == "counts":
+            are_counts = ((leaf >= 0) & (leaf == leaf.round())).all()
+        if field.kind == "covariance":
+            are_covariances = _are_covariances(leaf)
+        ends = tuple(torch.aminmax(leaf)) if leaf.numel() else ()  # one pass
+        leaves[path] = _LeafNumbers(ends, are_counts, are_covariances)
+    weight: Tensor | tuple[()] = ()
+    if isinstance(entry, Mean):
+        weight = entry.weight
+    elif isinstance(entry, Sum):
+        weight = entry.rows
+    return _Numbers(leaves, weight)
+
+
+def _problem_with_numbers(name: str, numbers: _Numbers, field: Field, num_train: int | None) -> Problem | None:
+    """Return what is wrong with the numbers of an entry, which are on the host."""
+    for path, leaf in numbers.leaves.items():
+        problem = _problem_with_leaf(name, path, leaf, field)
+        if problem is not None:
+            return problem
+    if not isinstance(numbers.weight, Tensor):
+        return None
+    text = _fault_of_weight(numbers.weight, field)
+    if not text and field.reduction == "mean" and num_train is not None:
+        text = _fault_of_count(numbers.weight, field, num_train)
+    return Problem("weight", name, text) if text else None
+
+
+def _problem_with_leaf(name: str, path: str, leaf: _LeafNumbers, field: Field) -> Problem | None:
+    """Return what is wrong with the numbers of one tensor of an entry."""
+    which = _which(path)
+    if leaf.ends:
+        least, most = leaf.ends
+        if not (math.isfinite(least) and math.isfinite(most)):
+            return Problem("not finite", name, f"{which} has values that are not finite")
+        if bool(least < field.low) or bool(most > field.high):
+            return Problem("range", name, f"{which} has values outside [{field.low:g}, {field.high:g}]")
+        if max(-float(least), float(most)) > LARGEST_VALUE:
+            return Problem("range", name, f"{which} has values beyond {LARGEST_VALUE:g}")
+    if isinstance(leaf.are_counts, Tensor) and not bool(leaf.are_counts):
+        return Problem("range", name, f"{which} has values that are not counts")
+    if isinstance(leaf.are_covariances, Tensor) and not bool(leaf.are_covariances):
+        return Problem("covariance", name, f"{which} is not a symmetric positive semi-definite matrix")
+    return None
+
+
+def _which(path: str) -> str:
+    return f"'{path}'" if path else "it"
+
+
+def _fault_of_weight(weight: Tensor, field: Field) -> str:
+    """Return what is wrong with the numbers of a weight or a row mask, or an empty string."""
+    what = "weight" if field.reduction == "mean" else "rows"
     if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()):
         return f"{what} is negative or not finite"
     if what == "rows" and not bool(((weight == 0) | (weight == 1)).all()):
@@ -390,7 +455,7 @@ def _fault_of_weight(what: Literal["weight", "rows"], weight: Any, field: Field)
 
 def _fault_of_count(weight: Tensor, field: Field, num_train: int) -> str:
     """Return in what a weight disagrees with the number of a client's training examples, or an empty string."""
-    expected = float(torch.tensor(float(num_train), dtype=weight.dtype))
+    expected = float(torch.tensor(float(num_train), dtype=weight.dtype, device=HOST))
     if field.weight == "num_train" and float(weight) != expected:
         return f"weight is {float(weight):g}, but the client has {num_train} training examples"
     if field.weight == "class_counts":
@@ -401,14 +466,14 @@ def _fault_of_count(weight: Tensor, field: Field, num_train: int) -> str:
     return ""
 
 
-def _are_covariances(matrices: Tensor) -> bool:
-    """Return whether matrices (..., d, d) are symmetric and positive semi-definite up to rounding."""
+def _are_covariances(matrices: Tensor) -> Tensor:
+    """Return whether matrices (..., d, d) are symmetric and positive semi-definite up to rounding, ()."""
     matrices = matrices.double()
     tolerance = 1e-5 * matrices.abs().amax((-2, -1), keepdim=True).clamp(min=1e-30)
-    if bool(((matrices - matrices.mT).abs() > tolerance).any()):
-        return False
-    identity = torch.eye(matrices.shape[-1], dtype=torch.float64)
-    return bool((torch.linalg.cholesky_ex(matrices + tolerance * identity).info == 0).all())
+    symmetric = ((matrices - matrices.mT).abs() <= tolerance).all()
+    identity = torch.eye(matrices.shape[-1], dtype=torch.float64, device=matrices.device)
+    failed: Tensor = torch.linalg.cholesky_ex(matrices + tolerance * identity).info
+    return symmetric & (failed == 0).all()
 
 
 def _scalars(kind: str, shape: tuple[int, ...]) -> int:

@@ -158,21 +158,21 @@ def _ranks(
     log_probs: Float[Tensor, "n classes"], valid: Bool[Tensor, "n"], member: Float[Tensor, "n classes"]
 ) -> Float[Tensor, "classes n"]:
     """Return the score of every example for every class, in steps; precise also where a probability is nearly 1."""
-    log_odds = log_probs - (log_probs.exp() @ _all_others(log_probs.shape[1])).log()
+    log_odds = log_probs - (log_probs.exp() @ _all_others(log_probs.shape[1], log_probs.device)).log()
     worst = (0.5 - member) * torch.inf
     return (torch.where(valid[:, None], log_odds, worst) * _STEPS).round().T.contiguous()
 
 
 @functools.cache
-def _all_others(classes: int) -> Tensor:
+def _all_others(classes: int, device: torch.device) -> Tensor:
     """Return the matrix that adds up the values of all other classes for every class, (classes, classes)."""
-    return 1.0 - torch.eye(classes, dtype=torch.float64)
+    return 1.0 - torch.eye(classes, dtype=torch.float64, device=device)
 
 
 @functools.cache
-def _inner_edges() -> Tensor:
+def _inner_edges(device: torch.device) -> Tensor:
     """Return where the bins of the histogram begin, in steps, from the second one on."""
-    number = torch.arange(1, SCORE_BINS, dtype=torch.float64) - SCORE_BINS // 2
+    number = torch.arange(1, SCORE_BINS, dtype=torch.float64, device=device) - SCORE_BINS // 2
     return (2.0 * (number / _BIN_SCALE).sinh() * _STEPS).ceil()
 
 
@@ -202,7 +202,7 @@ def _histogram(
     ranks: Float[Tensor, "classes n"], groups: Int[Tensor, "groups classes n"]
 ) -> Int[Tensor, "groups classes bins"]:
     """Count positive and negative examples by class and bin."""
-    cells = torch.bucketize(ranks, _inner_edges(), right=True)
+    cells = torch.bucketize(ranks, _inner_edges(ranks.device), right=True)
     empty = groups.new_zeros(*groups.shape[:2], SCORE_BINS)
     return empty.scatter_add(2, cells.expand_as(groups), groups)
 
@@ -225,7 +225,7 @@ def _full_histogram(scores: Sequence[Scores]) -> Int[Tensor, "2 classes bins"]:
     """Return the sum of the histograms of some scores."""
     classes = len(scores[0].class_total)
     places, counts = torch.cat([packed(each).histogram for each in scores], dim=1)
-    empty = torch.zeros(2 * classes * SCORE_BINS, dtype=torch.int64)
+    empty = torch.zeros(2 * classes * SCORE_BINS, dtype=torch.int64, device=places.device)
     return empty.scatter_add_(0, places, counts).reshape(2, classes, SCORE_BINS)
 
 

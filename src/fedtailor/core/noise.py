@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import rng
+from fedtailor.core.devices import HOST, current
 from fedtailor.core.rng import Key
 
 _CHUNK = 2**20  # words read at once (8 MiB), so that a long draw needs little memory
@@ -48,14 +49,15 @@ def row_words(key: Key, weight: Tensor) -> Tensor:
 
 def _draw(kind: Kind, key: Key, shape: tuple[int, ...]) -> Tensor:
     result: Tensor = _draw_operator(kind, shape, key.purpose, key.seed, key.round, key.client, key.step)
-    return result
+    device = current()
+    return result if device == HOST else result.to(device)
 
 
 def _draw_new(
     kind: Kind, shape: Sequence[int], purpose: int, seed: Tensor, round: Tensor, client: Tensor, step: Tensor
 ) -> Tensor:
-    """Draw for one client."""
-    out = torch.empty(shape, dtype=torch.int64 if kind == "words" else torch.get_default_dtype())
+    """Draw for one client, on the host."""
+    out = torch.empty(shape, dtype=torch.int64 if kind == "words" else torch.get_default_dtype(), device=HOST)
     return _draw_into(kind, shape, purpose, seed, round, client, step, out=out)
 
 
@@ -93,7 +95,7 @@ def _box_muller(raw: np.ndarray) -> Tensor:
     first = 1.0 - np.ascontiguousarray(pairs[:, 0])  # in (0, 1], so that the logarithm is finite
     radius = torch.from_numpy(np.sqrt(-2.0 * np.log(first)))
     angle = torch.from_numpy(2.0 * np.pi * np.ascontiguousarray(pairs[:, 1]))
-    result = torch.empty(pairs.shape, dtype=torch.float64)
+    result = torch.empty(pairs.shape, dtype=torch.float64, device=HOST)
     torch.mul(radius, torch.cos(angle), out=result[:, 0])
     torch.mul(radius, torch.sin(angle), out=result[:, 1])
     return result.view(-1)

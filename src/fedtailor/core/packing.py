@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import tree
+from fedtailor.core.devices import are_equal, to_host
 from fedtailor.core.errors import DataError, one_line
 from fedtailor.core.message import BYTES_PER_SCALAR, Each, Field, Mean, Messages, Sum, Upload, problem_with
 
@@ -57,6 +58,7 @@ def upload_bytes(upload: Upload, messages: Messages) -> int:
     """Return the bytes of a sound upload as :func:`pack_upload` packs it, without packing it."""
     total = 0
     weights: dict[str, int] = {}
+    masks = to_host({name: _mask_of(entry) for name, entry in upload.items()}, "the bytes of an upload")
     for name, entry in upload.items():
         field = messages[name]
         if isinstance(entry, Mean) and field.weight != "equal":
@@ -64,9 +66,8 @@ def upload_bytes(upload: Upload, messages: Messages) -> int:
             weights[key] = packed_bytes(entry.weight)
         if isinstance(entry, Sum) and isinstance(entry.rows, Tensor):
             total += bytes_of_rows(tuple(entry.rows.shape))
-        mask = _mask_of(entry)
         for leaf in tree.leaves(entry.value):
-            total += _bytes_of_leaf(leaf, mask, field)
+            total += _bytes_of_leaf(leaf, masks[name], field)
     return total + sum(weights.values())
 
 
@@ -436,7 +437,7 @@ def _are_symmetric(matrices: Tensor) -> bool:
     if matrices.element_size() not in _SAME_SIZE:
         return False
     bits = matrices.view(_SAME_SIZE[matrices.element_size()])
-    return torch.equal(bits, bits.mT)
+    return are_equal([(bits, bits.mT)], "whether matrices are symmetric, for their bytes")
 
 
 def _is_packable(leaf: Tensor) -> bool:

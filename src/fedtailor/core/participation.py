@@ -76,7 +76,7 @@ class Participation:
         from fedtailor.core import rng
 
         if self.plan == "all" or (round == rounds and self.full_last_round):
-            return torch.arange(population)
+            return torch.arange(population, device="cpu")
         for draw in range(_MOST_DRAWS):
             purpose = f"cohort/{draw}" if attempt == 0 else f"cohort/{draw}/attempt/{attempt}"
             key = rng.new_key(seed, round=round, purpose=purpose)

@@ -16,14 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtailor.core.devices import HOST
+
 _WORD = 2**64
 
 
 class Key(NamedTuple):
     """The start of a stream of random numbers: a value, never consumed.
 
-    The first four fields are 0-d int64 tensors, so that a key can be stacked over clients. The purpose is the same for
-    all clients and stays a Python number.
+    The first four fields are 0-d int64 tensors, so that a key can be stacked over clients. They lie on the host, where
+    numbers are drawn. The purpose is the same for all clients and stays a Python number.
     """
 
     seed: Tensor
@@ -44,7 +46,7 @@ class Key(NamedTuple):
 
     def common(self, purpose: str) -> Key:
         """Return a key that depends on the seed and ``purpose`` alone: the same for every client and round."""
-        zero = torch.zeros((), dtype=torch.int64)
+        zero = torch.zeros((), dtype=torch.int64, device=HOST)
         return Key(self.seed, zero, zero, zero, 0).fold(f"common/{purpose}")
 
 
@@ -56,7 +58,7 @@ def new_key(seed: int, *, round: int = 0, client: int = 0, purpose: str = "") ->
         >>> key.fold("head").purpose == key.fold("body").purpose
         False
     """
-    where = [torch.tensor(value, dtype=torch.int64) for value in (seed, round, client, 0)]
+    where = [torch.tensor(value, dtype=torch.int64, device=HOST) for value in (seed, round, client, 0)]
     return join_key(where, 0).fold(purpose)
 
 

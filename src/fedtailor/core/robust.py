@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import tree
+from fedtailor.core.devices import to_host
 from fedtailor.core.message import Each, Field, Mean, Messages, Reduced, Sum, Upload, reduce_field, spread
 from fedtailor.core.reduction import tree_sum
 from fedtailor.core.schedule import RobustRule
@@ -74,7 +75,8 @@ def reduce_robustly(
 def _clipped(entries: Mapping[int, Mean], sent: tree.Tree | None) -> dict[int, Mean]:
     """Return the entries with changes that are at most as long as the median of those who sent something."""
     norms = {client: _norm(entry, sent) for client, entry in entries.items()}
-    bound = _middle([norms[client] for client, entry in entries.items() if bool((entry.weight > 0).any())])
+    sent_something = to_host({client: (entry.weight > 0).any() for client, entry in entries.items()}, "norm_clip")
+    bound = _middle([norms[client] for client in entries if bool(sent_something[client])])
     clipped = {}
     for client, entry in entries.items():
         value = entry.value
@@ -89,10 +91,10 @@ def _norm(entry: Mean, sent: tree.Tree | None) -> float:
     weight = sending_weight(entry)
     old = _paths(sent)
     squares = [  # flattened: the order of addition must not depend on how a leaf lies in memory
-        float(_change(leaf, old.get(path), spread(weight, leaf)).flatten().square().sum())
+        _change(leaf, old.get(path), spread(weight, leaf)).flatten().square().sum()
         for path, leaf in tree.paths(entry.value).items()
     ]
-    return math.sqrt(sum(squares))
+    return math.sqrt(sum(map(float, to_host(squares, "norm_clip"))))
 
 
 def _change(leaf: Tensor, old: Tensor | None, weight: Tensor) -> Tensor:
@@ -228,7 +230,7 @@ def left_out_by_krum(
     distances = _squared_distances([uploads[client] for client in ids], sent)
     num_nearest = len(ids) - num_left_out - 2
     nearest = distances.fill_diagonal_(math.inf).sort(dim=1).values[:, :num_nearest]
-    scores = dict(zip(ids, nearest.sum(1).sqrt().tolist(), strict=True))
+    scores = dict(zip(ids, to_host(nearest.sum(1).sqrt(), "krum").tolist(), strict=True))
     typical = _middle(list(scores.values()))
     relative = {client: float(f"{score / typical if typical > 0 else score:.9g}") for client, score in scores.items()}
     # rounded, so that equal uploads have equal scores whichever others took part; of these the lower ids stay

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple, cast
 
+import torch
+
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine
@@ -18,6 +20,7 @@ from fedtailor.data.options import DataOptions
 from fedtailor.data.tensors import normalization, to_federation
 from fedtailor.experiment.config import AlgorithmOptions, Config, as_options
 from fedtailor.experiment.preconditions import (
+    notes_on_device,
     notes_on_idle_training,
     notes_on_unprotected_fields,
     refuse_impossible_augmentation,
@@ -25,8 +28,8 @@ from fedtailor.experiment.preconditions import (
 )
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.models import build_model, default_model
-from fedtailor.simulation.engines.build import choose_engine
-from fedtailor.simulation.engines.options import EngineChoice
+from fedtailor.simulation.engines.build import choose_device, choose_engine
+from fedtailor.simulation.engines.options import EngineChoice, EngineOptions
 from fedtailor.simulation.rounds import check_features, check_tasks, check_who_trains
 
 
@@ -38,6 +41,8 @@ class PreparedRun(NamedTuple):
     algorithm: Algorithm[Any, Any, Any]
     federation: Federation
     choice: EngineChoice
+    device: torch.device
+    """Where programs run and the server computes."""
     divided: DividedData
     inputs: InputSpecification
     """How examples become inputs of the model."""
@@ -66,6 +71,7 @@ def assemble(
     """
     algorithm = make_algorithm(config)
     schedule = config.schedule
+    device = choose_device(config.engine, schedule)
     progress = progress or Silence()
     try:
         divided = build(config.data, run_seed=seed, dataset=dataset, report=progress.prepare)
@@ -87,20 +93,28 @@ def assemble(
     schedule.check(len(federation.roster.trainable_clients))
     schedule.check_validation(federation.roster.validates)
     refuse_impossible_augmentation(algorithm.training, shape)
-    choice = choose_engine(config.engine, algorithm, federation, schedule)
+    choice = choose_engine(config.engine, algorithm, federation, schedule, device)
     used = dataclasses.replace(
         resolved(config, algorithm, model_name=model_name),
         seeds=(seed,),
         data=_reusable(config.data, divided.division.options),
-        engine=dataclasses.replace(config.engine, name=cast(Any, choice.engine.name)),
+        engine=_resolved_engine(config.engine, choice, device),
     )
     notes = _preset_warnings(config.algorithm, algorithm)
     notes += algorithm.warnings(federation.common_task)
     notes += divided.notes
     notes += notes_on_idle_training(algorithm, federation, schedule)
     notes += notes_on_unprotected_fields(algorithm, algorithm.bind(federation.common_task), schedule)
+    notes += notes_on_device(device)
     inputs = input_specification(divided, normalize)
-    return PreparedRun(used, algorithm, federation, choice, divided, inputs, notes)
+    return PreparedRun(used, algorithm, federation, choice, device, divided, inputs, notes)
+
+
+def _resolved_engine(options: EngineOptions, choice: EngineChoice, device: torch.device) -> EngineOptions:
+    """Return the options of the engine with the engine and the device that ``auto`` chose."""
+    name = cast(Any, choice.engine.name)
+    named = options.device if options.device != "auto" else device.type
+    return dataclasses.replace(options, name=name, device=named)
 
 
 def resolved(config: Config, algorithm: Algorithm[Any, Any, Any], *, model_name: str) -> Config:

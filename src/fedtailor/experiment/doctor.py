@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from fedtailor.core.devices import available
 from fedtailor.core.errors import DataError
 from fedtailor.data import cache_folder, data_folder
 from fedtailor.data.inventory import inventory
@@ -15,7 +16,7 @@ from fedtailor.simulation.engines.workers import keep_pages
 
 
 def examine(data_dir: str = "") -> dict[str, Any]:
-    """Return versions, machine, folders, the engine that ``auto`` chooses for short runs, and the data sets.
+    """Return versions, machine, folders, the engine that ``auto`` chooses for short runs, devices, and the data sets.
 
     Args:
         data_dir: folder of the data sets; default: ``FEDTAILOR_DATA``, else ``~/.cache/fedtailor``.
@@ -31,6 +32,7 @@ def examine(data_dir: str = "") -> dict[str, Any]:
         "commit": commit(),
         "machine": machine(),
         "engine": build_engine(EngineOptions()).name,
+        "devices": available(),
         "keeps_freed_pages": keep_pages(),
         "data_folder": str(folder),
         "cache_folder": str(cache_folder()),

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from fedtailor.core import tree
 from fedtailor.core.atomic import to_json
 from fedtailor.core.codec import encode
+from fedtailor.core.devices import to_host
 from fedtailor.core.federation import Federation, Split, Splits
 from fedtailor.core.participation import Participation
 from fedtailor.core.schedule import Schedule
@@ -119,6 +120,7 @@ def _try(parts: PreparedRun, most: int) -> _Trial:
             schedule,
             seed=parts.config.seeds[0],
             storage=lambda name: kept.setdefault(name, {}),
+            device=parts.device,
         )
     )
     third, fourth, fifth, last = reports[2:]
@@ -130,7 +132,7 @@ def _try(parts: PreparedRun, most: int) -> _Trial:
         aggregate=third.seconds["aggregate"] / clients,
         report=last,
         federation=federation,
-        kept=kept,
+        kept=to_host(kept, "the estimate of bytes on disk"),
     )
 
 
@@ -244,7 +246,7 @@ def _disk(parts: PreparedRun, trial: _Trial) -> dict[str, int]:
         _encoded(trial.kept.get(name, {})) / tried * min(clients, math.ceil(_client_rounds(parts)))
         for name in ("states", "per_client")
     )
-    server = len(encode(trial.report.state.server)) + 32 * clients
+    server = len(encode(trial.report.state.on_host().server)) + 32 * clients
     checkpoints = 2 * (stored + server) if config.checkpoint.every > 0 else 0
     split = len(to_json(split_record(parts.divided.division, parts.divided.conditions)))
     means = trial.report.class_means

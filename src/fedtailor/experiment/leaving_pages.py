@@ -14,7 +14,12 @@ from fedtailor.experiment.demo import SETTINGS
 from fedtailor.experiment.records import Run, read_run
 from fedtailor.experiment.what_leaves import Record, page_of_parts, reported_names
 
-_WITHOUT_ENGINE = (("engine.name", "reference"), ("engine.ray_address", ""), ("federation.client_timeout", 0.0))
+_WITHOUT_ENGINE = (
+    ("engine.name", "reference"),
+    ("engine.device", "cpu"),
+    ("engine.ray_address", ""),
+    ("federation.client_timeout", 0.0),
+)
 """Nothing is trained but a few examples, so no engine has to be chosen."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedtailor.core.codec import encode
+from fedtailor.core.devices import to_host
 from fedtailor.core.metrics import per_client
 from fedtailor.experiment.assembly import PreparedRun
 from fedtailor.experiment.model_card import model_card
@@ -23,7 +24,8 @@ def personal_models(parts: PreparedRun, last: RoundReport) -> Iterator[tuple[str
         if evaluation.point == "personalized" and evaluation.test_set == "clients"
         for client, scores in zip(evaluation.ids, evaluation.scores, strict=True)
     }
-    for client, personal in last.personal.items():
+    for client in last.personal:
+        personal = to_host(last.personal[client], "a personal model for its file")
         name = federation.client_names[client] if federation.client_names else str(client)
         task = parts.algorithm.bind(federation.task(client))
         calibration = calibrate(parts.algorithm, task, personal, federation.data(client).val)

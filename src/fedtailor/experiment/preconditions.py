@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import Algorithm
+from fedtailor.core.devices import HOST
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.federation import Federation
 from fedtailor.core.robust import unprotected_fields
@@ -47,6 +50,13 @@ def refuse_impossible_augmentation(training: Training, shape: tuple[int, ...]) -
         allowed = f"less than {min(shape[1:])}, the side of an image"
         message = f"training.crop_padding must be {allowed}, got {training.crop_padding}."
         raise ConfigError(message, key="training.crop_padding", allowed=allowed, got=training.crop_padding)
+
+
+def notes_on_device(device: torch.device) -> list[str]:
+    """Return a note if a run takes place on another device than the CPU."""
+    if device == HOST:
+        return []
+    return [f"the device {device} was not tried before this version came out: compare some rounds with --device cpu."]
 
 
 def notes_on_idle_training(

@@ -31,7 +31,7 @@ def begun_config(path: Path) -> Config | None:
 
 
 def with_first_choices(config: Config, begun: Config, path: Path) -> Config:
-    """Return a configuration with what the first start of its run has chosen: the engine, and the order of seeds.
+    """Return a configuration with what the first start of its run has chosen: engine, device, order of seeds.
 
     Args:
         config: as it was given now.
@@ -53,8 +53,10 @@ def with_first_choices(config: Config, begun: Config, path: Path) -> Config:
             got=list(config.seeds),
         )
     engine = config.engine
+    device = begun.engine.device if engine.device == "auto" else engine.device
     if engine.name == "auto":
         engine = dataclasses.replace(begun.engine, workers=engine.workers)
+    engine = dataclasses.replace(engine, device=device)
     return dataclasses.replace(config, seeds=begun.seeds + added, engine=engine)
 
 

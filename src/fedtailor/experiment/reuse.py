@@ -100,13 +100,18 @@ def training_digest(parts: PreparedRun) -> str:
         "split_sha256": split_record(parts.divided.division, parts.divided.conditions)["split_sha256"],
         "seed": parts.config.seeds[0],
         "federation": {key: value for key, value in schedule.sections()["federation"].items() if key != "rounds"},
-        "engine": "exact" if parts.engine.name in _SAME_BITS else dataclasses.asdict(parts.config.engine),
+        "engine": "exact" if _has_same_bits(parts) else dataclasses.asdict(parts.config.engine),
         "reduction": REDUCTION_VERSION,
         "versions": versions(),
         "code": _digest_of_code(),
         "processor": [here["torch"], here["torch_cpu_capability"]],
     }
     return hashlib.sha256(to_json(deciding).encode()).hexdigest()
+
+
+def _has_same_bits(parts: PreparedRun) -> bool:
+    """Return whether a run has the bits of the engine ``reference`` on the CPU."""
+    return parts.engine.name in _SAME_BITS and parts.device.type == "cpu"
 
 
 @cache

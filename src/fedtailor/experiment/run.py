@@ -258,6 +258,7 @@ def run_seed(
                     storage=storage,
                     resume=beginning.state,
                     events=beginning.absences,
+                    device=parts.device,
                 ):
                     record = _write_round(parts, folder, progress, report)
                     totals.add_round(record)
@@ -323,6 +324,7 @@ def _personalize_reused(
         seed=parts.config.seeds[0],
         storage=storage,
         state=state,
+        device=parts.device,
     )
     own_record = summary.round_record(report, parts.federation.roster)
     own_clients = summary.client_records(report, parts.federation.roster)
@@ -477,7 +479,7 @@ def _result(parts: PreparedRun, folder: RunFolder, last: RoundReport, totals: su
     if parts.divided.division.client_names:
         result["sites"] = summary.site_scores(final, parts.federation.roster)
     result |= totals.record()
-    result |= {"engine": parts.engine.name, "device": "cpu"}
+    result |= {"engine": parts.engine.name, "device": str(parts.device)}
     return result
 
 
@@ -509,7 +511,7 @@ def _say_who_never_trained(parts: PreparedRun, folder: RunFolder, progress: Prog
 
 def _provenance(parts: PreparedRun) -> dict[str, Any]:
     """Return where the result comes from."""
-    where = {"engine": parts.engine.name, "engine_choice": parts.choice.reason, "device": "cpu"}
+    where = {"engine": parts.engine.name, "engine_choice": parts.choice.reason, "device": str(parts.device)}
     training = {"training_sha256": training_digest(parts)}
     return {**describe(), **_inputs(parts), **training, "notes": parts.notes, **where}
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedtailor.core.devices import current, to_device
 from fedtailor.core.noise import unroll
 from fedtailor.core.rng import Key, join_key
 from fedtailor.core.task import Params
@@ -77,9 +78,9 @@ class ModuleModel:
         module runs last. Parameters that no such method sets keep the values of the user's module.
         """
         if self._start == "given":
-            return outside_transforms(self.values)
+            return to_device(outside_transforms(self.values), current())
         values = _FreshValues.apply(self._template, key.purpose, *key[:4])  # type: ignore[no-untyped-call]
-        return dict(zip(self.groups, values, strict=True))
+        return to_device(dict(zip(self.groups, values, strict=True)), current())
 
     def features(self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool) -> tuple[Tensor, Params]:
         """Return features (n, d), and in training the new buffers of batch normalization."""

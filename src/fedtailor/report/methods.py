@@ -14,7 +14,16 @@ from fedtailor.core.reading import damaged, read_object
 from fedtailor.experiment.records import COMPARISON_FILE, Run, holds_run, read_run
 
 _LEFT_OUT_OF_LABELS = frozenset(
-    {"seed", "seeds", "data.dir", "engine.name", "engine.workers", "engine.ray_address", "checkpoint.every"}
+    {
+        "seed",
+        "seeds",
+        "data.dir",
+        "engine.name",
+        "engine.device",
+        "engine.workers",
+        "engine.ray_address",
+        "checkpoint.every",
+    }
 )
 """Keys that never tell two methods apart."""
 

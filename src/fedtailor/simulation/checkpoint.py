@@ -348,7 +348,8 @@ def readable_modules(algorithm: Algorithm[Any, Any, Any]) -> frozenset[str]:
 
 
 def _content(state: RunState, committed: Mapping[str, Committed]) -> dict[str, Any]:
-    """Return the tensors of a checkpoint."""
+    """Return the tensors of a checkpoint, on the host."""
+    state = state.on_host()
     content = {
         "server": state.server,
         "participated": _ids(state.participated),

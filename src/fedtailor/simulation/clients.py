@@ -12,12 +12,14 @@ from torch import Tensor
 from fedtailor.core import rng
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.class_means import ClassMeans
+from fedtailor.core.devices import HOST, current, to_device, to_host
 from fedtailor.core.engine import Engine, Failure, Job
 from fedtailor.core.federation import ClientInfo, Federation, Split
 from fedtailor.core.message import Problem, Upload
 from fedtailor.core.metrics import SCORE_BINS, Scores, across, add, packed
 from fedtailor.core.task import Task
 from fedtailor.simulation.engines.containment import contained
+from fedtailor.simulation.engines.options import refuse_engine
 from fedtailor.simulation.engines.private_inputs import copy_of
 from fedtailor.simulation.programs import (
     PersonalizeRequest,
@@ -152,6 +154,7 @@ class LocalClients:
         *,
         seed: int,
         storage: Storage = in_memory,
+        device: torch.device = HOST,
     ) -> None:
         """Start with clients that have not done anything yet.
 
@@ -162,9 +165,18 @@ class LocalClients:
             seed: of every random number but those of the data.
             storage: where states, per-client values and personal models are kept, and what :meth:`remember` remembers
                 (``best_states`` and ``best_per_client``, when it is first called).
+            device: where their programs run: their data is copied there once. The methods are called inside
+                ``placed(device)``.
+
+        Raises:
+            ConfigError: the engine runs on the CPU only, and the device is another one.
         """
+        refuse_engine(engine.name, str(device))
         self.algorithm = algorithm
+        self.device = device
         self.federation = federation
+        """On the host."""
+        self._resident = federation.on(device)
         self.engine = engine
         self.seed = seed
         self.states = storage("states")
@@ -188,7 +200,7 @@ class LocalClients:
         program = client_program(self.algorithm, request)
         common = self._shared_inputs(shared, round)
         for group in self._groups(request, clients):
-            for client, output in group.pair(self.engine.map(program, common, group.jobs)):
+            for client, output in group.pair(_reported(self.engine.map(program, common, group.jobs))):
                 if not request.hold:
                     self._trained.clear()
                 if isinstance(output, Failure):
@@ -245,7 +257,7 @@ class LocalClients:
         program = client_program(self.algorithm, request)
         common = self._shared_inputs(model, round)
         for group in self._groups(request, clients):
-            for client, output in group.pair(self.engine.map(program, common, group.jobs)):
+            for client, output in group.pair(_reported(self.engine.map(program, common, group.jobs))):
                 yield client, output if isinstance(output, Failure) else packed(output)
 
     def score_complete(self, request: ScoreRequest, model: Any, round: int) -> Scores | Failure | None:
@@ -254,13 +266,13 @@ class LocalClients:
             return None
         task = self.federation.task(0)
         jobs = []
-        for chunk in torch.split(self.federation.complete, _COMPLETE_CHUNK):
+        for chunk in torch.split(self._resident.complete, _COMPLETE_CHUNK):
             nothing = chunk[:0]
-            inputs = client_inputs(0, Split(nothing, nothing, chunk), self.federation.info(0), (), ())
+            inputs = client_inputs(0, Split(nothing, nothing, chunk), self._info(0), (), ())
             jobs.append(Job(0, task, inputs, len(chunk)))
         outputs = self.engine.map(client_program(self.algorithm, request), self._shared_inputs(model, round), jobs)
         total: Scores | None = None
-        for output in outputs:
+        for output in _reported(outputs):
             if isinstance(output, Failure):
                 return output
             total = output if total is None else add(total, output)
@@ -273,7 +285,7 @@ class LocalClients:
         program = client_program(self.algorithm, request)
         common = self._shared_inputs(shared, round)
         for group in self._groups(request, clients):
-            for client, output in group.pair(self.engine.map(program, common, group.jobs)):
+            for client, output in group.pair(_reported(self.engine.map(program, common, group.jobs))):
                 if isinstance(output, Failure):
                     yield client, output
                     continue
@@ -309,17 +321,22 @@ class LocalClients:
         return min(_LARGEST_GROUP, max(_SMALLEST_GROUP, fitting))
 
     def _shared_inputs(self, shared: Any, round: int) -> SharedInputs:
-        data = self.federation
-        return SharedInputs(data.x, data.y, data.scale, torch.tensor(self.seed), torch.tensor(round), shared)
+        data = self._resident
+        seed = torch.tensor(self.seed, device=HOST)
+        return SharedInputs(data.x, data.y, data.scale, seed, torch.tensor(round, device=HOST), shared)
+
+    def _info(self, client: int) -> ClientInfo:
+        """Return the counts of a client's training data. They are counted on the host: a device would be waited for."""
+        return to_device(self.federation.info(client), self.device)
 
     def _job(self, client: int, request: Request) -> Job | Failure:
         """Return the work of a client for a request, with the data and what the client keeps, as far as it needs them.
 
         What a client has before its first round is not kept. It is made by the algorithm, which may fail.
         """
-        split = self.federation.splits[client]
+        split = self._resident.splits[client]
         size = len(split.train)
-        info = self.federation.info(client)
+        info = self._info(client)
         task = self.federation.task(client)
         needed = Split(*(part if name in request.parts else part[:0] for name, part in split._asdict().items()))
         state: Any = ()
@@ -342,6 +359,30 @@ class LocalClients:
     ) -> Any | Failure:
         """Return what is kept for a client, or what a method of the algorithm makes before there is anything."""
         if client in storage:
-            return storage[client]
+            return to_device(storage[client], self.device)  # it may come from a file
         key = rng.new_key(self.seed, client=client, purpose=method)
         return contained(getattr(self.algorithm, method), self.algorithm.bind(task), copy_of(info), key)
+
+
+def _reported(outputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the outputs of programs with what reports hold on the host; models, states and uploads stay."""
+    if current() == HOST:
+        return outputs
+    numbers = to_host([_for_reports(output) for output in outputs], "numbers and scores for reports")
+    replaced = []
+    for output, each in zip(outputs, numbers, strict=True):
+        if isinstance(output, Scores):
+            replaced.append(each)
+        elif isinstance(output, Failure):
+            replaced.append(output)
+        else:
+            replaced.append(output._replace(**each))
+    return replaced
+
+
+def _for_reports(output: Any) -> Any:
+    """Return the part of a program's output that reports hold."""
+    if isinstance(output, Scores):
+        return output
+    names = ("metrics", "diagnostics", "scores", "class_means")
+    return {name: getattr(output, name) for name in names if hasattr(output, name)}

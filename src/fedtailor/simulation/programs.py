@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedtailor.core.algorithm import Algorithm, Download, Onboarded
 from fedtailor.core.class_means import ClassMeans, class_means
+from fedtailor.core.devices import HOST
 from fedtailor.core.engine import ExampleIndices, Program
 from fedtailor.core.federation import ClientData, ClientInfo, ExampleSet, Split
 from fedtailor.core.metrics import Scores, score
@@ -127,7 +128,7 @@ class PersonalizeOutput(NamedTuple):
 def client_inputs(client: int, split: Split, info: ClientInfo, state: Any, per_client: Any) -> ClientInputs:
     """Return the inputs of a client from its split, the counts of its data, its state and its per-client value."""
     return ClientInputs(
-        client=torch.tensor(client),
+        client=torch.tensor(client, device=HOST),
         info=info,
         train=ExampleIndices.of(split.train),
         val=ExampleIndices.of(split.val),
@@ -154,7 +155,8 @@ def _test(common: SharedInputs, inputs: ClientInputs) -> ExampleSet:
 
 def client_key(common: SharedInputs, inputs: ClientInputs, purpose: str) -> Key:
     """Return the key of (seed, round, client, purpose)."""
-    return Key(common.seed, common.round, inputs.client, torch.zeros((), dtype=torch.int64), 0).fold(purpose)
+    first_step = torch.zeros((), dtype=torch.int64, device=HOST)
+    return Key(common.seed, common.round, inputs.client, first_step, 0).fold(purpose)
 
 
 def train_program(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import tree
+from fedtailor.core.devices import to_host
 from fedtailor.core.engine import Failure
 from fedtailor.core.errors import ClientError, RunError
 from fedtailor.core.message import Problem
@@ -85,13 +86,15 @@ def refuse_too_few(report: RoundReport, usable: int, clients: int, needed: int) 
 
 def all_finite(value: tree.Tree) -> bool:
     """Return whether every number of a tree is finite."""
-    return all(_is_finite(leaf) for leaf in tree.leaves(value))
+    ends = to_host([_ends(leaf) for leaf in tree.leaves(value)], "whether all numbers of a client's tree are finite")
+    return all(math.isfinite(end) for pair in ends for end in pair)
 
 
-def _is_finite(leaf: Tensor) -> bool:
+def _ends(leaf: Tensor) -> tuple[Tensor, ...]:
+    """Return numbers that are finite if all of a tensor are."""
     if not leaf.is_floating_point() or leaf.numel() == 0:
-        return bool(torch.isfinite(leaf).all())
-    return all(math.isfinite(end) for end in map(float, torch.aminmax(leaf)))  # ten times as fast as isfinite
+        return (torch.where(torch.isfinite(leaf).all(), 0.0, math.inf),)
+    return tuple(torch.aminmax(leaf))  # ten times as fast as isfinite
 
 
 def refuse_total_failure(failed: Sequence[tuple[int, Failure]], count: int, stage: str, round: int) -> None:

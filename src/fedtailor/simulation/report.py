@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from fedtailor.core.class_means import ClassMeans
+from fedtailor.core.devices import to_device, to_host
 from fedtailor.core.engine import Failure, NoAnswer, ProgramError
 from fedtailor.core.errors import describe_error, one_line
 from fedtailor.core.message import Problem
@@ -68,6 +70,23 @@ class RunState:
     """Clients whose work was used at least once."""
     selection: Selection | None = None
     """The best round so far, if that matters."""
+
+    def on(self, device: torch.device) -> RunState:
+        """Return the same state with what the server holds on a device."""
+        best = () if self.selection is None else self.selection.server
+        return self._with(*to_device((self.server, best), device))
+
+    def on_host(self) -> RunState:
+        """Return the same state on the host, for files."""
+        best = () if self.selection is None else self.selection.server
+        return self._with(*to_host((self.server, best), "the server's state for a file"))
+
+    def _with(self, server: Any, best: Any) -> RunState:
+        """Return the same state with the server's state in another place."""
+        if server is self.server:
+            return self
+        selection = None if self.selection is None else replace(self.selection, server=best)
+        return replace(self, server=server, selection=selection)
 
 
 @dataclass

@@ -12,6 +12,7 @@ import torch
 from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.codec import compact
+from fedtailor.core.devices import HOST, placed
 from fedtailor.core.engine import Engine, Failure, NoAnswer, one_thread
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Cohort, Federation
@@ -59,6 +60,7 @@ def simulate(
     storage: Storage = in_memory,
     resume: RunState | None = None,
     events: Sequence[Mapping[str, Any]] = (),
+    device: torch.device = HOST,
 ) -> Iterator[RoundReport]:
     """Run an algorithm on a federation in this process; return an iterator with a report after every round.
 
@@ -73,13 +75,16 @@ def simulate(
         storage: where clients' states, per-client values and personal models are kept.
         resume: the state of an earlier run after one of its rounds; ``storage`` gives what the clients had then.
         events: of the rounds of that run which are run again, for :func:`federate`.
+        device: where programs run and the server computes; the engine must run programs in this thread.
 
     Raises:
         ConfigError: the schedule or the clients' tasks do not fit the algorithm.
         RunError: too few clients did usable work in every attempt at a round.
     """
-    clients = LocalClients(algorithm, federation, engine, seed=seed, storage=storage)
-    return federate(algorithm, federation.roster, clients, schedule, seed=seed, resume=resume, events=events)
+    clients = LocalClients(algorithm, federation, engine, seed=seed, storage=storage, device=device)
+    return federate(
+        algorithm, federation.roster, clients, schedule, seed=seed, resume=resume, events=events, device=device
+    )
 
 
 def personalize_after(
@@ -91,6 +96,7 @@ def personalize_after(
     seed: int,
     storage: Storage,
     state: RunState,
+    device: torch.device = HOST,
 ) -> RoundReport:
     """Make and test the models of a training that is complete, as the last round of :func:`simulate` does.
 
@@ -102,6 +108,7 @@ def personalize_after(
         seed: of the training.
         storage: gives what the clients had after the last round.
         state: after the last round.
+        device: where programs run and the server computes.
 
     Returns:
         A report of the last round that holds nothing but evaluations, models, gradient steps and events of this.
@@ -109,11 +116,11 @@ def personalize_after(
     Raises:
         RunError: every client fails.
     """
-    clients = LocalClients(algorithm, federation, engine, seed=seed, storage=storage)
+    clients = LocalClients(algorithm, federation, engine, seed=seed, storage=storage, device=device)
     report = RoundReport(state.round, [], state, is_last=True)
-    with one_thread():
+    with one_thread(), placed(device):
         start = time.perf_counter()
-        server = _Server(algorithm, federation.roster, schedule, seed, state)
+        server = _Server(algorithm, federation.roster, schedule, seed, state, device)
         server.evaluate_final(report, clients)
         report.seconds["evaluate"] = time.perf_counter() - start
     return report
@@ -128,6 +135,7 @@ def federate(
     seed: int,
     resume: RunState | None = None,
     events: Sequence[Mapping[str, Any]] = (),
+    device: torch.device = HOST,
 ) -> Iterator[RoundReport]:
     """Run an algorithm with given clients; yield a report after every round.
 
@@ -139,6 +147,7 @@ def federate(
         seed: of every random number but those of the data.
         resume: the state of an earlier run after one of its rounds; the clients must be as they were then.
         events: of the rounds of that run which are run again: who gave no answer in one of them gives none again.
+        device: where the server computes, and where uploads come from.
 
     Raises:
         ConfigError: the schedule or the clients' tasks do not fit the algorithm.
@@ -152,10 +161,10 @@ def federate(
     schedule.check_validation(roster.validates)
     if events:
         clients = RepeatedAbsences(clients, events)
-    with one_thread():  # the server's arithmetic, too, must not depend on the number of cores
-        server = _Server(algorithm, roster, schedule, seed, resume)
+    with one_thread(), placed(device):  # the server's arithmetic, too, must not depend on the number of cores
+        server = _Server(algorithm, roster, schedule, seed, resume, device)
     while server.goes_on(server.state.round):
-        with one_thread():
+        with one_thread(), placed(device):
             start = time.perf_counter()
             report = server.begin_round()
             done = False
@@ -300,6 +309,7 @@ class _Server:
         schedule: Schedule,
         seed: int,
         resume: RunState | None,
+        device: torch.device,
     ) -> None:
         self.algorithm = algorithm
         self.roster = roster
@@ -318,7 +328,7 @@ class _Server:
         """The clients whose work was to count in one of the attempts at this round."""
         if resume is None:
             resume = RunState(compact(algorithm.init_server(self.task, rng.new_key(seed, purpose="init_server"))))
-        self.state = resume
+        self.state = resume.on(device)
 
     def goes_on(self, done: int) -> bool:
         """Return whether another round follows after ``done`` rounds."""
@@ -372,7 +382,7 @@ class _Server:
 
     def _cohort(self, round: int, ids: Sequence[int]) -> Cohort:
         return Cohort(
-            ids=torch.tensor(ids, dtype=torch.int64),
+            ids=torch.tensor(ids, dtype=torch.int64, device=HOST),
             population=self.roster.population,
             round=round,
             rounds=self.schedule.rounds,

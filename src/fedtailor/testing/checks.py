@@ -12,6 +12,7 @@ from torch import Tensor
 from fedtailor.core import tree
 from fedtailor.core.adaptation import Adaptation
 from fedtailor.core.codec import encode
+from fedtailor.core.devices import to_host
 from fedtailor.core.engine import Failure
 from fedtailor.core.federation import Cohort, Federation
 from fedtailor.core.message import Mean
@@ -100,10 +101,11 @@ def check_weights(case: Case) -> str | None:
             kind = messages[name].weight
             if kind not in ("num_train", "class_counts"):  # "equal" is checked in every run, "own" may be anything
                 continue
+            weight = to_host(entry.weight, "the comparison with a declared weight")
             expected = getattr(federation.info(client), kind)
-            if entry.weight.shape != expected.shape or not torch.equal(entry.weight, expected):
+            if weight.shape != expected.shape or not torch.equal(weight, expected):
                 return (
-                    f"Round {round}, {case.who(client)}: field '{name}' is sent with weight {_short(entry.weight)}, "
+                    f"Round {round}, {case.who(client)}: field '{name}' is sent with weight {_short(weight)}, "
                     f'but messages declares weight="{kind}", which is {_short(expected)}. Send '
                     f'Mean(value, data.info.{kind}), or declare another weight; "own" is for weights that the client '
                     "computes."
@@ -190,7 +192,7 @@ def check_storage(case: Case) -> str | None:
     for kind, what in kinds.items():
         for value in values[kind]:
             try:
-                encode(value, modules=modules)
+                encode(to_host(value, "a test of whether it can be stored"), modules=modules)
             except TypeError as error:
                 return f"{what} cannot be stored, so that a run could not be resumed: {error}."
     return None

@@ -57,12 +57,12 @@ def move(images: Tensor, moves: Tensor) -> Tensor:
 
     Args:
         images: as stored.
-        moves: (n, 3), as drawn.
+        moves: (n, 3), as drawn, on the host.
     """
     count, height, width, channels = images.shape
     border = int(moves[:, :2].abs().max()) if count else 0
     padded = F.pad(images, (0, 0, border, border, border, border))
-    down, right, mirrored = moves[:, :, None].unbind(1)  # (n, 1) each
+    down, right, mirrored = moves.to(images.device)[:, :, None].unbind(1)  # (n, 1) each
     across = torch.arange(width)
     lines = torch.arange(height) - down + border  # (n, height): the line that each line of the result comes from
     columns = torch.where(mirrored > 0, width - 1 - across, across) - right + border

@@ -29,7 +29,7 @@ class Amount(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The batches of a phase: positions in the example set, and where the last epoch starts."""
+    """The batches of a phase: positions in the example set, on the host, and where the last epoch starts."""
 
     batches: list[Tensor]
     last_epoch: int
@@ -122,7 +122,7 @@ class Batches:
         self.columns: list[tuple[Tensor, Tensor, Tensor]] = []
         """Rows, labels and weights of every batch."""
         if plan.batches:
-            positions = torch.cat(plan.batches)
+            positions = torch.cat(plan.batches).to(rows.device)
             sizes = [len(batch) for batch in plan.batches]
             row_parts = torch.split(rows[positions], sizes)
             label_parts = torch.split(data.labels()[positions], sizes)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import rng, tree
+from fedtailor.core.devices import HOST, placed, to_host
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import Key, join_key
 from fedtailor.core.task import Batch, LossOutput, Params, Task, Training
@@ -101,11 +102,16 @@ def train(
         steps = training.steps  # used in place of epochs if positive
     amount = Amount(0, 0, training.batch_size, training.drop_last, batches_per_step)
     phase = Phase(task, loss, step, training, amount, collect, key.purpose, structure(params), structure(context))
-    limits = [torch.as_tensor(0 if limit is None else limit) for limit in (epochs, steps)]
+    limits = [_on_host_if_number(limit) for limit in (epochs, steps)]
     leaves = tree.leaves(params)
     outputs = _Train.apply(phase, *leaves, *tree.leaves(context), *data, *key[:4], *limits)  # type: ignore[no-untyped-call]
     trained = tree.rebuild(params, iter(outputs[: len(leaves)]))
     return Trained(trained, *outputs[len(leaves) :])
+
+
+def _on_host_if_number(limit: int | Tensor | None) -> Tensor:
+    """Return a number of epochs or steps as a tensor. Batches are planned on the host."""
+    return limit if isinstance(limit, Tensor) else torch.tensor(limit or 0, device=HOST)
 
 
 class _Inputs(NamedTuple):
@@ -128,10 +134,14 @@ class _Inputs(NamedTuple):
         return cls(*(list(islice(remaining, count)) for count in counts))
 
 
-def _plan(phase: Phase, data: ExampleSet, key: Key, epochs: Tensor, steps: Tensor) -> Plan:
-    """Plan one client's batches."""
+_PLAN = "the examples that count, from which batches are planned"
+
+
+def _plan(phase: Phase, weight: Tensor, x: Tensor, key: Key, limits: Sequence[Tensor]) -> Plan:
+    """Plan one client's batches. All but the table of examples lies on the host, where the plan is made."""
+    epochs, steps = limits
     amount = phase.amount._replace(epochs=int(epochs), steps=int(steps))
-    return plan_batches(data.weight, rng.plain(key.fold("order")), amount, moving(phase.training, data.x, key))
+    return plan_batches(weight, rng.plain(key.fold("order")), amount, moving(phase.training, x, key))
 
 
 class _Train(torch.autograd.Function):
@@ -142,8 +152,10 @@ class _Train(torch.autograd.Function):
         given = _Inputs.of(phase, inputs)
         data = ExampleSet(*given.examples)
         key = join_key(given.key, phase.purpose)
-        plan = _plan(phase, data, key, *given.limits)
-        return tuple(train_one(phase, given.params, given.context, data, key, plan))
+        weight, *limits = to_host((data.weight, *given.limits), _PLAN)
+        plan = _plan(phase, weight, data.x, key, limits)
+        with placed(data.weight.device):
+            return tuple(train_one(phase, given.params, given.context, data, key, plan))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -154,11 +166,15 @@ class _Train(torch.autograd.Function):
         given = _Inputs.of(phase, [Stacked.wrap(t, dim) for t, dim in zip(inputs, in_dims[1:], strict=True)])
         data = StackedExamples(*given.examples)
         key = StackedKey(given.key, phase.purpose)
+        planned = to_host((data.weight, *given.limits), _PLAN)
         plans = []
         for client_index in range(info.batch_size):
-            limits = [limit.of_client(client_index) for limit in given.limits]
-            plans.append(_plan(phase, data.of_client(client_index), key.of_client(client_index), *limits))
-        result = tuple(train_stack(phase, given.params, given.context, data, key, plans))
+            weight = planned[0].of_client(client_index)
+            limits = [limit.of_client(client_index) for limit in planned[1:]]
+            x = data.x.of_client(client_index)
+            plans.append(_plan(phase, weight, x, key.of_client(client_index), limits))
+        with placed(data.weight.tensor.device):  # PyTorch leaves the context of a program when it comes here
+            result = tuple(train_stack(phase, given.params, given.context, data, key, plans))
         return result, (0,) * len(result)
 
 
@@ -210,7 +226,8 @@ class _Forward(torch.autograd.Function):
     def forward(forward_pass: _Pass, *inputs: Tensor) -> Tensor:
         count = len(ExampleSet._fields)
         data = ExampleSet(*inputs[:count])
-        return forward_one(forward_pass, data, chunk_size(data.x.shape[1:]), inputs[count:])
+        with placed(data.weight.device):
+            return forward_one(forward_pass, data, chunk_size(data.x.shape[1:]), inputs[count:])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -221,7 +238,8 @@ class _Forward(torch.autograd.Function):
         stacked = [Stacked.wrap(t, dim) for t, dim in zip(inputs, in_dims[1:], strict=True)]
         count = len(StackedExamples._fields)
         data = StackedExamples(*stacked[:count])
-        return forward_stack(forward_pass, info.batch_size, data, stacked[count:]), 0
+        with placed(data.weight.tensor.device):
+            return forward_stack(forward_pass, info.batch_size, data, stacked[count:]), 0
 
 
 def cached_features(task: Task, params: Params, data: ExampleSet, *, key: Key) -> ExampleSet:

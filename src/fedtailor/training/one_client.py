@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtailor.core.devices import HOST
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Batch
@@ -129,7 +130,7 @@ def train_one(
     """
     per_step = phase.amount.per_step
     count = len(plan.batches) // per_step
-    numbers = torch.arange(max(count, 1)).unbind()
+    numbers = torch.arange(max(count, 1), device=HOST).unbind()
     source = Batches(data, plan)
     kept = Collected()
     with current_runner().lend(phase, params, context) as buffers:

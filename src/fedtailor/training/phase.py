@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import tree
+from fedtailor.core.devices import current
 from fedtailor.core.task import LossOutput, Task, Training
 from fedtailor.training.batches import Amount
 
@@ -55,7 +56,7 @@ class Phase:
         """Return the context for the arithmetic of a step; parameters, gradients and losses keep their type."""
         if self.training.precision == "full":
             return nullcontext()
-        return torch.autocast("cpu", torch.bfloat16)
+        return torch.autocast(current().type, torch.bfloat16)
 
     def evaluate(
         self, params: Sequence[Tensor], context: Sequence[Tensor], batch: Any, key: Any

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fedtailor.core.devices import HOST, to_device
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import Key, join_key
 from fedtailor.core.task import Batch
@@ -118,24 +119,27 @@ def train_stack(
 ) -> list[Tensor]:
     """Train the clients of a stack, one per plan; return what ``train_one`` returns, with a leading client axis."""
     count = len(plans)
-    lengths = torch.tensor([len(plan.batches) // phase.amount.per_step for plan in plans])
+    device = data.weight.tensor.device
+    lengths = torch.tensor([len(plan.batches) // phase.amount.per_step for plan in plans], device=HOST)
     order = torch.argsort(lengths, descending=True, stable=True)
+    order_there = order.to(device)
     run = _Run(
         phase,
-        [leaf.select(order).full(count) for leaf in params],
-        [leaf.select(order) for leaf in context],
-        data.select(order),
+        [leaf.select(order_there).full(count) for leaf in params],
+        [leaf.select(order_there) for leaf in context],
+        data.select(order_there),
         key.select(order),
         [plans[client_index] for client_index in order.tolist()],
         lengths[order],
     )
     for step in range(int(lengths.max())):
         run.step(step)
-    losses = run.loss_sum / torch.clamp(run.lengths, min=1)
-    result = [*run.params, run.lengths, losses]
+    steps = run.lengths.to(device)
+    losses = run.loss_sum / torch.clamp(steps, min=1)
+    result = [*run.params, steps, losses]
     if phase.collect != "none":
         result += run.collected() if run.rows else _nothing_collected(phase, params, context, data, key, count)
-    back = torch.argsort(order)
+    back = torch.argsort(order).to(device)
     return [tensor[back] for tensor in result]
 
 
@@ -160,7 +164,7 @@ class _Run:
         self.key = key
         self.plans = plans
         self.lengths = lengths
-        """Steps of every client, the most first."""
+        """Steps of every client, the most first; on the host."""
         self.is_buffer = phase.buffers if phase.loss is not None else [False] * len(params)
         self.trained = [leaf for leaf, is_buffer in zip(params, self.is_buffer, strict=True) if not is_buffer]
         self.model_buffers = [leaf for leaf, is_buffer in zip(params, self.is_buffer, strict=True) if is_buffer]
@@ -180,11 +184,14 @@ class _Run:
         """Return the batches of a step, padded to the longest of the active clients."""
         per_step = self.phase.amount.per_step
         data = self.data.select(torch.arange(active))
+        device = data.weight.tensor.device
         batches = []
         for number in range(step * per_step, (step + 1) * per_step):
             chosen = [plan.batch(number) for plan in self.plans[:active]]
-            positions = pad_sequence([rows for rows, _ in chosen], batch_first=True)
-            present = pad_sequence([torch.ones(len(rows)) for rows, _ in chosen], batch_first=True)
+            rows = [rows for rows, _ in chosen]
+            present_rows = [torch.ones(len(each), device=HOST) for each in rows]
+            padded = (pad_sequence(rows, batch_first=True), pad_sequence(present_rows, batch_first=True))
+            positions, present = to_device(padded, device)
             drawn = [moves for _, moves in chosen if moves is not None]
             moves = pad_sequence(drawn, batch_first=True) if drawn else None
             batches.append(data.gather(positions, present.to(data.weight.tensor.dtype), moves))
@@ -196,7 +203,7 @@ class _Run:
         leaves = [leaf[:active] for leaf in self.params]
         context = [leaf.first(active) for leaf in self.context]
         words = [word.first(active) for word in self.key.words[:3]]
-        step_word = torch.tensor(step)
+        step_word = torch.tensor(step, device=HOST)
 
         def one_client(params: list[Tensor], context: list[Tensor], words: list[Tensor], batches: Any) -> Any:
             key = join_key([*words, step_word], self.key.purpose)

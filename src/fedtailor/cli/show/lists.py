@@ -59,6 +59,7 @@ def show_report(report: Mapping[str, Any]) -> None:
         ["system", machine["system"]],
         ["processor", f"{machine['processor']}, {_cores(machine)}"],
         ["engine", f"{report['engine']} (chosen by auto for short runs)"],
+        ["devices", ", ".join(report["devices"])],
         [
             "freed memory",
             "kept for the next step" if report["keeps_freed_pages"] else "returned to the system (slower)",

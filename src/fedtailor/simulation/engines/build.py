@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from fedtailor.core.devices import HOST, find
 from fedtailor.core.errors import ConfigError, unknown_name
 from fedtailor.simulation.engines import ENGINES
-from fedtailor.simulation.engines.options import EngineChoice, EngineOptions
+from fedtailor.simulation.engines.options import CPU_ONLY, EngineChoice, EngineOptions
 
 if TYPE_CHECKING:
     from fedtailor.core.algorithm import Algorithm
@@ -47,13 +50,20 @@ def build_engine(options: EngineOptions, client_timeout: float = 0.0) -> Engine:
 
 
 def choose_engine(
-    options: EngineOptions, algorithm: Algorithm[Any, Any, Any], federation: Federation, schedule: Schedule
+    options: EngineOptions,
+    algorithm: Algorithm[Any, Any, Any],
+    federation: Federation,
+    schedule: Schedule,
+    device: torch.device = HOST,
 ) -> EngineChoice:
-    """Build the engine that the options name; ``auto`` chooses one that suits the run.
+    """Build the engine that the options name; ``auto`` chooses one that suits the run and its device.
 
     Raises:
         ConfigError: the schedule limits the time of clients, which the engine cannot do.
     """
+    if options.name == "auto" and device != HOST and schedule.client_timeout == 0:
+        reason = f"engine batched: on the device {device}, many clients at a time."
+        return EngineChoice(build_engine(dataclasses.replace(options, name="batched")), reason)
     if options.name != "auto":
         if schedule.client_timeout > 0 and options.name != "processes":
             raise _cannot_stop_clients(f"'{options.name}' cannot", options.name)
@@ -68,6 +78,17 @@ def choose_engine(
     processes = dataclasses.replace(options, name="processes")
     reason = "engine processes: federation.client_timeout needs it."
     return EngineChoice(build_engine(processes, schedule.client_timeout), reason)
+
+
+def choose_device(options: EngineOptions, schedule: Schedule) -> torch.device:
+    """Return the device that the options name; ``auto`` gives the CPU where the engine runs on nothing else.
+
+    Raises:
+        ConfigError: there is no such device, or it cannot do the arithmetic of a run.
+    """
+    if options.device == "auto" and (options.name in CPU_ONLY or schedule.client_timeout > 0):
+        return HOST
+    return find(options.device)
 
 
 def _cannot_stop_clients(why: str, name: str) -> ConfigError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -10,6 +11,10 @@ from fedtailor.core.options import Range, check_options
 
 if TYPE_CHECKING:
     from fedtailor.core.engine import Engine
+
+CPU_ONLY = ("processes", "ray", "workers")
+"""The engines that run programs in other threads or processes, on the CPU."""
+_DEVICES = r"auto|cpu|mps|cuda(:\d{1,3})?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +28,10 @@ class EngineOptions:
     the Ray cluster. Does not change results."""
     block: Annotated[int, Range(ge=1)] = 32
     """Largest number of clients that ``batched`` stacks."""
+    device: str = "cpu"
+    """Where tensors live: ``cpu``, or ``cuda``, ``cuda:1`` and so on, which are untried; ``auto`` takes the first CUDA
+    device if there is one. For the engines ``reference`` and ``batched``; the others run on the CPU. ``mps`` is untried
+    too, and refused: it has no float64."""
     ray_address: str = ""
     """Ray cluster of ``ray``: ``auto`` (the one on this machine) or ``host:port``; empty: one of its own."""
 
@@ -35,6 +44,32 @@ class EngineOptions:
                 allowed="",
                 got=self.ray_address,
             )
+        if not re.fullmatch(_DEVICES, self.device):
+            allowed = "auto, cpu, cuda, cuda:NUMBER or mps"
+            raise ConfigError(
+                f"engine.device must be {allowed}, got '{self.device}'.",
+                key="engine.device",
+                allowed=allowed,
+                got=self.device,
+            )
+        if self.device != "auto":
+            refuse_engine(self.name, self.device)
+
+
+def refuse_engine(name: str, device: str) -> None:
+    """Check that an engine runs on a device.
+
+    Raises:
+        ConfigError: it runs on the CPU only.
+    """
+    if device != "cpu" and name in CPU_ONLY:
+        raise ConfigError(
+            f"engine.name = '{name}' runs on the CPU only, got engine.device = '{device}': take "
+            "engine.name = 'batched' (or 'reference').",
+            key="engine.name",
+            allowed=["auto", "batched", "reference"],
+            got=name,
+        )
 
 
 class EngineChoice(NamedTuple):

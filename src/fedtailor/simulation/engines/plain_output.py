@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtailor.core.devices import current
+
 DEEPEST = 32
 """Levels of nested values."""
 LONGEST_NAME = 500
@@ -24,6 +26,8 @@ _TYPES = frozenset(
     | {torch.int8, torch.int16, torch.int32, torch.int64}
 )
 """The types of tensors that can be stored and sent."""
+CLASSES: tuple[type[Tensor], ...] = (Tensor, nn.Parameter)
+"""The classes of tensors that can be stored and sent."""
 _HARMLESS = frozenset({bool, int, float, str, type(None), torch.dtype})
 """Types of values that are not tensors, and stay as they are: where a tensor is expected, they are refused by name."""
 
@@ -66,13 +70,13 @@ def _plain_name(name: Any, where: str) -> str | int:
 def _plain_tensor(tensor: Tensor, where: str) -> Tensor:
     """Return a copy of a tensor with the same layout in memory, unless its values overlap."""
     problem = ""
-    if type(tensor) not in (Tensor, nn.Parameter):
+    if type(tensor) not in CLASSES:
         problem = f"is of the class {type(tensor).__name__}"
     elif torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         problem = "belongs to a transformation of torch.func that has ended"
     elif tensor.layout != torch.strided or tensor.is_nested:
         problem = "is nested" if tensor.is_nested else f"has the layout {tensor.layout}"
-    elif not tensor.is_cpu:
+    elif tensor.device != current():
         problem = f"is on the device {tensor.device}"
     elif tensor.dtype not in _TYPES:
         problem = f"is of type {tensor.dtype}"

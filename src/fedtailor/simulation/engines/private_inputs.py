@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtailor.core.devices import are_equal
 from fedtailor.core.engine import ExampleIndices
 from fedtailor.core.errors import RunError
 from fedtailor.simulation.programs import ClientInputs, SharedInputs, Tables
@@ -99,9 +100,8 @@ class PrivateInputs:
                 )
             return
         assert self._untouched is not None
-        for found, expected in zip(visible, self._untouched, strict=True):
-            if not _same_bytes(found, expected):
-                raise TypeError("the program changed its examples in place; write `value + change` to a new tensor")
+        if not _same_bytes(visible, self._untouched):
+            raise TypeError("the program changed its examples in place; write `value + change` to a new tensor")
 
 
 def copy_of(value: Any) -> Any:
@@ -120,13 +120,19 @@ def copy_of(value: Any) -> Any:
     raise TypeError(f"a tree leaf must be a tensor, got {type(value).__name__}")
 
 
-def _same_bytes(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors of the same layout hold the same bytes; the widest integers compare fastest."""
-    if first.shape != second.shape or first.dtype != second.dtype or first.stride() != second.stride():
-        return False
-    strides = first.stride()
-    order = sorted(range(first.dim()), key=lambda axis: -strides[axis])
-    columns = [tensor.permute(order).contiguous().view(-1).view(torch.uint8) for tensor in (first, second)]
-    if columns[0].numel() % 8 == 0:
-        columns = [column.view(torch.int64) for column in columns]
-    return torch.equal(*columns)
+def _same_bytes(tables: Tables, others: Tables) -> bool:
+    """Return whether tables of the same layout hold the same bytes."""
+    pairs = []
+    for first, second in zip(tables, others, strict=True):
+        if first.shape != second.shape or first.dtype != second.dtype or first.stride() != second.stride():
+            return False
+        pairs.append((_bytes_of(first), _bytes_of(second)))
+    return are_equal(pairs, "whether a program changed its examples")
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor as they lie in memory, as the widest integers, which compare fastest."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
+    column = tensor.permute(order).contiguous().view(-1).view(torch.uint8)
+    return column.view(torch.int64) if column.numel() % 8 == 0 else column

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from fedtailor.core import tree
 from fedtailor.core.atomic import discard
 from fedtailor.core.codec import compact, decode, encode
+from fedtailor.core.devices import to_host
 from fedtailor.core.errors import DataError, RunError
 
 IN_MEMORY = 2**30
@@ -294,7 +295,8 @@ class Store(MutableMapping[int, Any]):
 
     def _encode(self, client: int) -> bytes:
         try:
-            return encode(self._recent[client], modules=self._modules)
+            value = to_host(self._recent[client], "what a client keeps, for a file")
+            return encode(value, modules=self._modules)
         except TypeError as reason:
             raise RunError(f"the data of client {client} cannot be stored: {reason}.") from reason
 

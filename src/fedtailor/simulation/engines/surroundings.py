@@ -137,6 +137,7 @@ def thread_restored() -> Iterator[None]:
     inference = torch.is_inference_mode_enabled()
     threads = torch.get_num_threads()
     modes = torch._C._len_torch_function_stack()
+    device = _default_device()
     autocast = torch.is_autocast_enabled("cpu")
     autocast_type = torch.get_autocast_dtype("cpu")
     autocast_level = _autocast_level()
@@ -147,7 +148,7 @@ def thread_restored() -> Iterator[None]:
     finally:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
-        if torch._C._len_torch_function_stack() > modes:
+        if torch._C._len_torch_function_stack() > modes or _default_device() is not device:
             torch.set_default_device(None)
         if (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) != (autocast, autocast_type):
             torch.set_autocast_enabled("cpu", autocast)
@@ -158,6 +159,11 @@ def thread_restored() -> Iterator[None]:
             torch.clear_autocast_cache()
         if _flushes_denormals() != flushes:
             torch.set_flush_denormal(flushes)
+
+
+def _default_device() -> Any:
+    """Return what ``torch.set_default_device`` has set in this thread; it takes the place of a run's own device."""
+    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
 
 
 def _autocast_level() -> int:

@@ -1,0 +1,51 @@
+"""The copies to the host of a round: how many there are, and that each has a reason. docs/running.md lists them."""
+
+from collections import Counter
+
+import pytest
+
+import on_both_devices as both
+import stand_in_device
+from fedtailor.simulation.engines.batched import Batched
+from fedtailor.simulation.engines.reference import Reference
+
+DEVICE = stand_in_device.register()
+
+TRAINED = sum(size > 0 for size in both.SIZES)
+SCORED = len(both.SIZES) + len(both.NEW_SIZES)
+WITH_EXAMPLES = TRAINED + sum(size > 0 for size in both.NEW_SIZES)
+GROUPS = 2
+"""The known clients, and the new ones."""
+FEDAVG = {
+    "the examples that count, from which batches are planned": TRAINED,
+    "whether a program changed its examples": TRAINED + WITH_EXAMPLES,
+    "the check of an upload": TRAINED,
+    "the bytes of an upload": TRAINED,
+    "whether all numbers of a client's tree are finite": SCORED,
+    "numbers and scores for reports": 1 + 2 * GROUPS,
+}
+PFEDFDA = {
+    **FEDAVG,
+    "whether all numbers of a client's tree are finite": TRAINED + SCORED,
+    "whether matrices are symmetric, for their bytes": TRAINED + 1,
+}
+
+
+def copies_of(method, engine):
+    with stand_in_device.host_copies() as copies:
+        both.reports(method, engine, DEVICE, rounds=1)
+    assert [copy for copy in copies if not copy.why] == [], "what looks at values in Python waits for a GPU"
+    return Counter(copy.why for copy in copies)
+
+
+@pytest.mark.parametrize(("method", "expected"), [("fedavg", FEDAVG), ("pfedfda", PFEDFDA)])
+def test_a_round_of_clients_one_by_one(method, expected):
+    assert copies_of(method, Reference()) == expected
+
+
+def test_a_round_of_stacked_clients():
+    assert copies_of("fedavg", Batched(32)) == {
+        **FEDAVG,
+        "the examples that count, from which batches are planned": 1,
+        "whether a program changed its examples": 1 + GROUPS,
+    }
