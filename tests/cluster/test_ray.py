@@ -138,7 +138,7 @@ def test_the_number_of_actors_changes_no_bit(pool, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [name for name in METHODS if name != "fedpac"])  # its server takes minutes
+@pytest.mark.parametrize("algorithm", METHODS)
 def test_a_thousand_clients(pool, algorithm):
     federation = many_clients(1000)
     engines = Reference(), pool

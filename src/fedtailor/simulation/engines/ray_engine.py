@@ -132,8 +132,8 @@ class _State:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.num_packages = 0
-        self.answer_bytes = 2**20
-        """The largest answer of the last call."""
+        self.answer_bytes = 0
+        """The largest answer of the last call; before the first one, the bytes of what all clients receive."""
         self._failed_starts = 0
         self._tables: tuple[Tensor, ...] = ()
         self._stored: tuple[StoredTable, ...] = ()
@@ -187,6 +187,7 @@ class _State:
         tasks = self.requests.of_tasks(jobs)
         requests |= {f"task {task.version}": task for task in tasks.values()}
         requests["map"] = self.requests.of_map(program, common)
+        self.answer_bytes = len(requests["map"].data)  # a model goes to the clients, and one comes back
         self.num_packages += 1
         data = {kind: (each.version, np.frombuffer(each.data, dtype=np.uint8)) for kind, each in requests.items()}
         self.bytes_sent += sum(len(each.data) for each in requests.values())
