@@ -148,7 +148,7 @@ def test_a_thousand_clients(pool, algorithm):
 # Lost actors
 
 
-def kill_one(pool, delay):
+def kill_one(delay):
     """Kill an actor after a while; return the thread that does it."""
 
     def kill():
@@ -168,19 +168,29 @@ def seconds_of(algorithm, engine, federation):
     return time.perf_counter() - start
 
 
-@pytest.mark.parametrize(
-    "trials", [pytest.param(1, id="once"), pytest.param(10, id="ten times", marks=pytest.mark.slow)]
-)
-def test_a_lost_actor_costs_time_and_no_result(pool, trials):
+def assert_same_bits_with_lost_actors(engine, trials):
+    """Run every method in turn, and kill an actor at a random moment of each run."""
     federation = many_clients(20)
-    usual = seconds_of(build("fedrep"), pool, federation)
+    usual = seconds_of(build("fedrep"), engine, federation)
     for trial in range(trials):
         one = build(METHODS[trial % len(METHODS)])
         expected = run(one, Reference(), federation)
-        thread = kill_one(pool, random.Random(trial).uniform(0, usual))
-        found = run(one, pool, federation)
+        thread = kill_one(random.Random(trial).uniform(0, usual))
+        found = run(one, engine, federation)
         thread.join()
         assert_same_runs(expected, found)
+
+
+def test_a_lost_actor_costs_time_and_no_result(pool):
+    assert_same_bits_with_lost_actors(pool, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_ten_lost_actors_change_no_bit(pool, count):
+    pool.close()  # its cluster has two CPUs
+    with Ray(count) as engine:
+        assert_same_bits_with_lost_actors(engine, 10)
 
 
 def test_a_client_that_ends_its_actor_again_and_again_fails_alone(pool):
