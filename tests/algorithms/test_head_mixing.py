@@ -13,6 +13,7 @@ from fedtailor.algorithms._head_mixing import (
     mixed,
     mixing_weights,
 )
+from fedtailor.algorithms._simplex import optimality_gap
 from fedtailor.statistics.gaussian import class_moments
 
 CLASSES, D = 4, 6
@@ -68,7 +69,8 @@ def test_statistics_of_nothing_and_of_one_example(labels):
 def test_matrices_are_those_of_the_triple_loop():
     statistics = clients(5)
     flat = statistics.prior_means.flatten(1)
-    matrices = error_matrices(flat @ flat.mT, statistics.variance, torch.tensor([3, 0, 4]))
+    everybody = torch.arange(5).expand(3, 5)
+    matrices = error_matrices(flat @ flat.mT, statistics.variance, torch.tensor([3, 0, 4]), everybody)
     for client, found in zip((3, 0, 4), matrices.numpy()):
         assert np.abs(found - literal(statistics, client)).max() < 1e-13
 
@@ -139,6 +141,32 @@ def test_blocks_bound_memory_only(monkeypatch):
     for at_once in (1, 2 * 49, 3 * 49):
         monkeypatch.setattr(_head_mixing, "_AT_ONCE", at_once)
         assert torch.allclose(mixing_weights(statistics), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_candidates_save_time_only(monkeypatch, count):
+    statistics = clients(30)
+    expected = mixing_weights(statistics)
+    monkeypatch.setattr(_head_mixing, "_CANDIDATES", count)
+    assert torch.allclose(mixing_weights(statistics), expected, rtol=0, atol=1e-8)
+
+
+def test_equal_clients_weigh_the_same_though_few_are_candidates_at_first(monkeypatch):
+    """Without a variance, any mixture of equal clients is as good as another."""
+    monkeypatch.setattr(_head_mixing, "_CANDIDATES", 2)
+    weights = mixing_weights(FeatureStatistics(torch.zeros(9), torch.zeros(9, CLASSES, D)))
+    assert torch.allclose(weights, torch.full((9, 9), 1 / 9, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_no_head_would_improve_the_mixtures_of_a_large_cohort():
+    statistics = clients(140)
+    flat = statistics.prior_means.flatten(1)
+    gram = flat @ flat.mT
+    some = torch.arange(9)
+    matrices = error_matrices(gram, statistics.variance, some, torch.arange(140).expand(9, 140))
+    weights = _head_mixing._best_mixtures(gram, statistics.variance)[:9]
+    usual = matrices.diagonal(dim1=1, dim2=2).median(1).values
+    assert bool((optimality_gap(matrices, weights) < 1e-8 * usual).all())
 
 
 @pytest.mark.parametrize("absurd", [1e15, 1e30])

@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from fedtailor.core.errors import ConfigError, RunError
-from fedtailor.core.participation import Participation, parse_participation
+from fedtailor.core.participation import Participation, _lowest, parse_participation
 
 
 def cohorts(plan, *, population=40, rounds=60, seed=1):
@@ -37,6 +38,12 @@ def test_a_function_of_seed_and_round_alone():
     assert cohorts(plan) == cohorts(plan) != cohorts(plan, seed=2)
     alone = plan.cohort(1, 17, 99, 40).tolist()
     assert alone == cohorts(plan)[16]
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 50])
+def test_the_lowest_words_are_the_first_of_a_stable_sort(count):
+    words = np.random.default_rng(0).integers(0, 9, 50, dtype=np.uint64)
+    assert _lowest(words, count).tolist() == sorted(np.argsort(words, kind="stable")[:count].tolist())
 
 
 def test_more_clients_do_not_change_who_was_drawn_before():

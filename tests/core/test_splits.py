@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fedtailor.core import federation
 from fedtailor.core.federation import Split, Splits
 
 LISTS = [([4, 2], [], [1]), ([], [7], []), ([5], [], [3, 0, 6])]
@@ -28,3 +29,8 @@ def test_they_read_like_a_list():
 
 def test_without_clients():
     assert len(Splits([])) == 0 and not Splits([]).has_validation and lists(Splits([])) == []
+
+
+def test_blocks_bound_memory_only(monkeypatch):
+    monkeypatch.setattr(federation, "_BLOCK", 2)
+    assert lists(splits()) == LISTS and splits().num_test() == [1, 0, 3]

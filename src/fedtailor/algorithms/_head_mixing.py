@@ -6,6 +6,7 @@ estimate the error of a mixture of heads on a client's data from two statistics 
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,12 @@ _SMALLEST_WEIGHT = 1e-3
 """Smaller weights are dropped."""
 _AT_ONCE = 2**24
 """Entries of matrices that are held at once, to bound memory."""
+_CANDIDATES = 64
+"""Clients among whose heads a mixture is sought. In a cohort of at most twice as many, it is sought among all."""
+_ATTEMPTS = 4
+"""How often it is sought among so many, until there are twice as many candidates."""
+_TIE = 1e-9
+"""Clients whose heads change the error by less count as equally good, relative to the median error of a single head."""
 
 
 class FeatureStatistics(NamedTuple):
@@ -58,15 +65,10 @@ def mixing_weights(statistics: FeatureStatistics) -> Float64[Tensor, "m m"]:
     flat = statistics.prior_means.double().flatten(1)
     gram = flat @ flat.mT
     variance = statistics.variance.double().clamp_min(0.0)  # rounding may make a sum of squares negative
-    m = len(gram)
-    found = []
-    for clients in torch.split(torch.arange(m), max(1, _AT_ONCE // m**2)):
-        matrices = error_matrices(gram, variance, clients)
-        found.append(least_quadratic(nearest_psd(matrices)))
-    weights = torch.cat(found)
+    weights = _best_mixtures(gram, variance)
     kept = torch.where(weights >= _SMALLEST_WEIGHT, weights, 0.0)  # NaN compares as smaller, and is dropped
     total = kept.sum(1, keepdim=True)
-    return torch.where(total > 0, kept / total, torch.eye(m, dtype=torch.float64))
+    return torch.where(total > 0, kept / total, torch.eye(len(gram), dtype=torch.float64))
 
 
 def mixed(values: tree.Tree, weights: Float64[Tensor, "m m"]) -> tree.Tree:
@@ -75,10 +77,89 @@ def mixed(values: tree.Tree, weights: Float64[Tensor, "m m"]) -> tree.Tree:
 
 
 def error_matrices(
-    gram: Float64[Tensor, "m m"], variance: Float64[Tensor, "m"], clients: Int[Tensor, "block"]
-) -> Float64[Tensor, "block m m"]:
-    """Return the matrices P_i of some clients, from the inner products of all prior means."""
-    own = gram[clients]
+    gram: Float64[Tensor, "m m"],
+    variance: Float64[Tensor, "m"],
+    clients: Int[Tensor, "block"],
+    candidates: Int[Tensor, "block k"],
+) -> Float64[Tensor, "block k k"]:
+    """Return the rows and columns of the matrices P_i of some clients that belong to the candidates of each.
+
+    Args:
+        gram: the inner products of all prior means.
+        variance: V of all clients.
+        clients: whose matrices they are.
+        candidates: clients whose heads may be mixed, for each of them.
+    """
+    own = gram[clients[:, None], candidates]
     norms = gram.diagonal()[clients]
-    bias = norms[:, None, None] - own[:, :, None] - own[:, None, :] + gram
-    return bias + torch.diag(variance)
+    among = gram[candidates[:, :, None], candidates[:, None, :]]
+    bias = norms[:, None, None] - own[:, :, None] - own[:, None, :] + among
+    return bias + torch.diag_embed(variance[candidates])
+
+
+def _best_mixtures(gram: Float64[Tensor, "m m"], variance: Float64[Tensor, "m"]) -> Float64[Tensor, "m m"]:
+    """Return the weights for every client (row); NaN where they cannot be found.
+
+    A program over m clients takes m^3 operations, and most weights of large cohorts are 0. So a mixture is sought among
+    the candidates whose heads err least on their own. While others would lower its error, they take the places of
+    those that are not in the mixture, and it is sought again. If there are none, it is the best mixture of all clients.
+    """
+    m = len(gram)
+    errors = _single_errors(gram, variance)
+    tie = _TIE * errors.median(1, keepdim=True).values
+    weights = torch.empty(m, m, dtype=torch.float64)
+    clients = torch.arange(m)
+    order = errors
+    for attempt in itertools.count():
+        places = _CANDIDATES * 2 ** (attempt // _ATTEMPTS)
+        candidates = _lowest(order, m if m <= 2 * places else places)
+        found = _weights_among(gram, variance, clients, candidates)
+        slopes = _slopes(gram, variance, clients, found)
+        weights[clients] = torch.where(torch.isfinite(slopes).all(1, keepdim=True), found, torch.nan)
+        is_candidate = torch.zeros_like(slopes, dtype=torch.bool).scatter_(1, candidates, True)
+        level = (found * slopes).sum(1, keepdim=True)
+        would_lower = (slopes <= level + tie[clients]) & ~is_candidate  # as good as others counts too
+        incomplete = would_lower.any(1)
+        if not incomplete.any():
+            break
+        clients = clients[incomplete]
+        order = torch.where(found > _TIE, -torch.inf, slopes)[incomplete]  # who is in the mixture stays
+    return weights
+
+
+def _single_errors(gram: Float64[Tensor, "m m"], variance: Float64[Tensor, "m"]) -> Float64[Tensor, "m m"]:
+    """Return for every client (row) the estimated error of every single head: the diagonals of all P_i."""
+    norms = gram.diagonal()
+    return norms[:, None] - 2.0 * gram + norms + variance
+
+
+def _lowest(values: Float64[Tensor, "b m"], count: int) -> Int[Tensor, "b k"]:
+    """Return the places of the lowest values of every row, in the order of the places."""
+    places: Tensor = values.argsort(dim=1, stable=True)[:, :count].sort(dim=1).values
+    return places
+
+
+def _weights_among(
+    gram: Float64[Tensor, "m m"],
+    variance: Float64[Tensor, "m"],
+    clients: Int[Tensor, "b"],
+    candidates: Int[Tensor, "b k"],
+) -> Float64[Tensor, "b m"]:
+    """Return the weights of the best mixtures of candidates' heads; 0 for the other clients."""
+    at_once = max(1, _AT_ONCE // candidates.shape[1] ** 2)
+    found = []
+    for some, theirs in zip(torch.split(clients, at_once), torch.split(candidates, at_once), strict=True):
+        found.append(least_quadratic(nearest_psd(error_matrices(gram, variance, some, theirs))))
+    return torch.zeros(len(clients), len(gram), dtype=torch.float64).scatter_(1, candidates, torch.cat(found))
+
+
+def _slopes(
+    gram: Float64[Tensor, "m m"],
+    variance: Float64[Tensor, "m"],
+    clients: Int[Tensor, "b"],
+    weights: Float64[Tensor, "b m"],
+) -> Float64[Tensor, "b m"]:
+    """Return ``P_i a`` for the weights a of some clients i: half of what more of every head would add to the error."""
+    own = gram[clients]
+    constant = gram.diagonal()[clients, None] - (own * weights).sum(1, keepdim=True)
+    return variance * weights + constant - own + weights @ gram

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, cast, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,13 +95,23 @@ class Split(NamedTuple):
     test: Tensor
 
 
+_BLOCK = 4096
+"""Clients whose small tensors are in memory at once while they are joined."""
+
+
 class Splits(Sequence[Split]):
     """The splits of all clients in three tensors, where 100,000 clients would else have 300,000 small ones."""
 
     def __init__(self, splits: Iterable[Split]) -> None:
-        columns = list(zip(*splits, strict=True)) or [(), (), ()]
-        self._positions = [torch.cat(column) if column else torch.empty(0, dtype=torch.int64) for column in columns]
-        self._ends = [[0, *itertools.accumulate(map(len, column))] for column in columns]
+        positions = [[torch.empty(0, dtype=torch.int64)] for _ in Split._fields]
+        sizes = [[np.zeros(1, dtype=np.int64)] for _ in Split._fields]
+        remaining = iter(splits)
+        while block := list(itertools.islice(remaining, _BLOCK)):
+            for part, column in enumerate(zip(*block, strict=True)):
+                positions[part].append(torch.cat(column))
+                sizes[part].append(np.fromiter(map(len, column), dtype=np.int64, count=len(column)))
+        self._positions = [torch.cat(blocks) for blocks in positions]
+        self._ends = [np.concatenate(blocks).cumsum() for blocks in sizes]
 
     @overload
     def __getitem__(self, client: int) -> Split: ...
@@ -124,11 +135,13 @@ class Splits(Sequence[Split]):
 
     def num_train(self) -> list[int]:
         """Return the number of training examples of every client."""
-        return [end - start for start, end in itertools.pairwise(self._ends[0])]
+        counts: list[int] = np.diff(self._ends[0]).tolist()
+        return counts
 
     def num_test(self) -> list[int]:
         """Return the number of test examples of every client."""
-        return [end - start for start, end in itertools.pairwise(self._ends[2])]
+        counts: list[int] = np.diff(self._ends[2]).tolist()
+        return counts
 
     @property
     def has_validation(self) -> bool:

@@ -10,6 +10,7 @@ from fedtailor.core.errors import ConfigError, RunError
 from fedtailor.core.options import Range, check_options, show
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 _MOST_DRAWS = 10_000
@@ -82,7 +83,7 @@ class Participation:
             key = rng.new_key(seed, round=round, purpose=purpose)
             words = rng.words(rng.plain(key), population)
             if self.plan == "fixed":
-                return torch.from_numpy(np.sort(np.argsort(words, kind="stable")[: self.count]))
+                return torch.from_numpy(_lowest(words, min(self.count, population)))
             ids = np.flatnonzero(rng.to_unit(words) < self.probability)
             if len(ids) >= self.min_clients:
                 return torch.from_numpy(ids)
@@ -91,6 +92,16 @@ class Participation:
             f"federation.min_clients {self.min_clients} in {_MOST_DRAWS} draws of round {round}.",
             key="federation.min_clients",
         )
+
+
+def _lowest(words: np.ndarray, count: int) -> np.ndarray:
+    """Return the places of the lowest words in increasing order, without sorting all; of equal ones, the first."""
+    import numpy as np
+
+    limit = np.partition(words, count - 1)[count - 1]
+    below = np.flatnonzero(words < limit)
+    equal = np.flatnonzero(words == limit)[: count - len(below)]
+    return np.sort(np.concatenate([below, equal]))
 
 
 def parse_participation(value: Any, **limits: Any) -> Participation:

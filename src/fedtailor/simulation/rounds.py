@@ -317,7 +317,7 @@ class _Server:
         self.seed = seed
         self.task = algorithm.bind(roster.common_task)
         self.messages = algorithm.messages(self.task)
-        self.trainable_clients = frozenset(roster.trainable_clients)
+        self.num_trainable = len(roster.trainable_clients)
         self.everybody_trains = schedule.everybody_trains(algorithm)
         self.uploaded = [name for name, declared in self.messages.items() if declared.reduction != "none"]
         self.summed = [name for name in self.uploaded if not needs_every_value(schedule.robust, self.messages[name])]
@@ -345,7 +345,7 @@ class _Server:
             report.events += [
                 {"kind": "skipped", "round": 1, "client": client, "reason": "no training examples: does not train"}
                 for client in self.roster.known
-                if client not in self.trainable_clients
+                if not self.roster.num_train[client]
             ]
         return report
 
@@ -355,7 +355,7 @@ class _Server:
         drawn = self.participation.cohort(
             self.seed, report.round, schedule.rounds, self.roster.population, report.attempt
         )
-        report.cohort = [client for client in drawn.tolist() if client in self.trainable_clients]
+        report.cohort = [client for client in drawn.tolist() if self.roster.num_train[client]]
         clients = self.roster.trainable_clients if self.everybody_trains else report.cohort
         cohort = frozenset(report.cohort)
         request = TrainRequest(
@@ -386,7 +386,7 @@ class _Server:
             population=self.roster.population,
             round=round,
             rounds=self.schedule.rounds,
-            rounds_trained=self.state.client_rounds / max(len(self.trainable_clients), 1),
+            rounds_trained=self.state.client_rounds / max(self.num_trainable, 1),
         )
 
     def receive(self, report: RoundReport, attempt: _Attempt, client: int, reply: TrainReply | Failure) -> bool:
@@ -443,7 +443,7 @@ class _Server:
     def _refuse_hopeless(self, report: RoundReport, attempt: _Attempt, usable: int, needed: int) -> None:
         """Raise if another attempt is not worth it."""
         attempts = report.attempt + 1
-        everybody_was_asked = self.asked >= self.trainable_clients
+        everybody_was_asked = len(self.asked) == self.num_trainable
         nobody_ever_succeeded = self.state.client_rounds == 0 and not attempt.replies
         hopeless = everybody_was_asked and (nobody_ever_succeeded or attempts >= _ATTEMPTS)
         if hopeless or attempts >= _MOST_ATTEMPTS:

@@ -6,6 +6,7 @@ when its process ends, so every call brings the references of all that it needs.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import signal
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtailor.core.errors import DataError
 from fedtailor.simulation.engines.child import RequestHandler
 from fedtailor.simulation.engines.mapped_tables import MappedTensor
 from fedtailor.simulation.engines.serialization import Layout, decode
@@ -34,6 +36,8 @@ class StoredTable(NamedTuple):
     layout: Layout
     reference: Any
     """Of its memory (n,) as bytes, from the 64-byte boundary before it."""
+    digest: str
+    """SHA-256 of these bytes."""
 
 
 class Package(NamedTuple):
@@ -84,7 +88,7 @@ class ClientActor:
 
         package: Package = ray.get(reference)
         if package.tables and package.tables_version != self._tables_version:
-            self._handler.hold_tables([_mapped(table.layout, ray.get(table.reference)) for table in package.tables])
+            self._handler.hold_tables([_mapped(table, ray.get(table.reference)) for table in package.tables])
             self._tables_version = package.tables_version
         for kind, (version, data) in package.requests.items():
             if self._received.get(kind) != version:
@@ -95,16 +99,25 @@ class ClientActor:
         return None
 
 
-def _mapped(layout: Layout, memory: np.ndarray) -> Tensor:
+def _mapped(table: StoredTable, memory: np.ndarray) -> Tensor:
     """Return a tensor that nobody can write to: a program that tries ends its process.
 
     The memory of the object store can be written to by all processes of a machine, in spite of what NumPy says of it,
-    so the bytes are copied to a file.
+    so the bytes are copied to a file, and the copy is compared with what the run has sent.
+
+    Raises:
+        DataError: the copy is another one.
     """
     with tempfile.NamedTemporaryFile(prefix="fedtailor-") as file:
         file.write(memory.data)
         file.flush()
-        return MappedTensor(file.name, layout).open()  # stays readable when the file is removed
+        file.seek(0)
+        if hashlib.file_digest(file, "sha256").hexdigest() != table.digest:
+            raise DataError(
+                f"the data that arrived at the Ray worker on '{socket.gethostname()}' differ from those of this run: "
+                "their SHA-256 is another one. Start the run again."
+            )
+        return MappedTensor(file.name, table.layout).open()  # stays readable when the file is removed
 
 
 def description() -> dict[str, str]:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from fedtailor.simulation.engines.workers import physical_cores
 _ADDRESS = "engine.ray_address"
 _PATIENCE = 12
 """Seconds in which a cluster must let a process in."""
+_FREE_PATIENCE = 4
+"""Seconds in which one CPU must be free. Those of a run that has just ended are free after less than one."""
 _PROBE = """
 import sys
 import ray
@@ -76,8 +79,9 @@ class Cluster:
         A process that is connected already stays so, and uses that cluster.
 
         Raises:
-            ConfigError: there is no cluster at the address, it does not let this process in, or it has too few CPUs.
-            RunError: no cluster can be started.
+            ConfigError: there is no cluster at the address, it does not let this process in, it has another version of
+                Ray or Python, or too few CPUs.
+            RunError: no cluster can be started, or others use all CPUs.
         """
         if self.is_connected:
             return
@@ -100,7 +104,8 @@ class Cluster:
                 allowed=f"at most {available}",
                 got=self.workers,
             )
-        self.workers = self.workers or max(available, 1)
+        _await_free_cpu(ray, available)
+        self.workers = self.workers or available
         self._actor_class = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(ClientActor)
         self.is_connected = True
 
@@ -169,8 +174,6 @@ class Cluster:
 
     def close(self) -> None:
         """Disconnect; a cluster of its own ends."""
-        if not self.is_connected:
-            return
         self.is_connected = False
         self._actor_class = None
         if self._must_disconnect:
@@ -179,6 +182,25 @@ class Cluster:
 
             with _handlers_kept():
                 ray.shutdown()
+
+
+def _await_free_cpu(ray: Any, available: int) -> None:
+    """Wait until a CPU of the cluster is free.
+
+    Raises:
+        RunError: none is.
+    """
+    deadline = time.monotonic() + _FREE_PATIENCE
+    while ray.available_resources().get("CPU", 0) < 1:
+        if available == 0:
+            raise RunError("no actor of engine 'ray' can start: the Ray cluster has no CPU.", key="engine.name")
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"no actor of engine 'ray' can start: others use all {available} CPUs of the Ray cluster. Try again "
+                "when one is free; 'ray status' shows them.",
+                key="engine.name",
+            )
+        time.sleep(0.1)
 
 
 def _knock(address: str) -> None:
@@ -199,6 +221,9 @@ def _knock(address: str) -> None:
     reason = _one_line(done.stdout.decode(errors="replace"))
     if "token" in reason.lower():
         raise _not_let_in(address)
+    versions = re.findall(r"Ray: (\S+) Python: (\S+)", reason)
+    if len(versions) == 2:
+        raise _other_versions(address, *versions)
     raise _refused(address, reason)
 
 
@@ -237,6 +262,16 @@ def _not_let_in(address: str) -> ConfigError:
         "wrong. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file with the token of the cluster.",
         key=_ADDRESS,
         got=address,
+    )
+
+
+def _other_versions(address: str, there: tuple[str, str], here: tuple[str, str]) -> ConfigError:
+    return ConfigError(
+        f"the Ray cluster at '{address}' runs Ray {there[0]} and Python {there[1]}, but this process has Ray {here[0]} "
+        f"and Python {here[1]}. Install the same versions on every machine.",
+        key=_ADDRESS,
+        allowed=list(there),
+        got=list(here),
     )
 
 

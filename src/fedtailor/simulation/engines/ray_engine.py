@@ -6,6 +6,7 @@ of their inputs, so a client whose actor was lost runs again elsewhere, with the
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import weakref
 from collections import Counter, deque
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.engine import Failure, Job, NoAnswer, Program
-from fedtailor.core.errors import RunError, describe_error
+from fedtailor.core.errors import FedtailorError, RunError, describe_error
 from fedtailor.simulation.engines.ray_actor import Package, StoredTable
 from fedtailor.simulation.engines.ray_cluster import Cluster, require_ray
 from fedtailor.simulation.engines.requests import Request, Requests, encode_job, read_answer
@@ -83,7 +84,8 @@ class Ray:
 
         Raises:
             ConfigError: there is no such cluster, it has other versions, or something cannot be sent to it.
-            RunError: the cluster cannot be started, or no actor starts.
+            DataError: other data than those of the run arrived at an actor.
+            RunError: the cluster cannot be started, others use all its CPUs, or no actor starts.
         """
         if not jobs:
             return []
@@ -130,8 +132,8 @@ class _State:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.num_packages = 0
-        self.answer_bytes = 2**20
-        """The largest answer of the last call."""
+        self.answer_bytes = 0
+        """The largest answer of the last call; before the first one, the bytes of what all clients receive."""
         self._failed_starts = 0
         self._tables: tuple[Tensor, ...] = ()
         self._stored: tuple[StoredTable, ...] = ()
@@ -185,6 +187,7 @@ class _State:
         tasks = self.requests.of_tasks(jobs)
         requests |= {f"task {task.version}": task for task in tasks.values()}
         requests["map"] = self.requests.of_map(program, common)
+        self.answer_bytes = len(requests["map"].data)  # a model goes to the clients, and one comes back
         self.num_packages += 1
         data = {kind: (each.version, np.frombuffer(each.data, dtype=np.uint8)) for kind, each in requests.items()}
         self.bytes_sent += sum(len(each.data) for each in requests.values())
@@ -203,7 +206,7 @@ class _State:
         padding = np.zeros(layout.offset * layout.dtype.itemsize, dtype=np.uint8)
         memory = np.concatenate([padding, values]) if len(padding) else values
         self.bytes_sent += len(memory)
-        return StoredTable(layout, self.cluster.put(memory))
+        return StoredTable(layout, self.cluster.put(memory), hashlib.sha256(memory.data).hexdigest())
 
     def close(self) -> None:
         """End the actors and the connection."""
@@ -298,6 +301,8 @@ class _Deal:
         try:
             answers = ray.get(reference)
         except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, FedtailorError):
+                raise error.cause from None
             raise RunError(f"an actor of engine 'ray' failed: {_last_line(error)}.", key="engine.name") from error
         except ray.exceptions.RayError:
             self._lose(actor)
