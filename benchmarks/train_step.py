@@ -63,7 +63,7 @@ KINDS = {
     "index_select": "gathering batches",
 }
 """How the name of an operation begins -> its kind; convolutions are told apart by layer."""
-PASSES = 7
+PASSES = 15
 _W = (128, 128, 5, 5)
 ARMS = ("ours", "ours_1", "ours_plain", "peer", "peer_1", "peer_tuned")
 
@@ -329,13 +329,7 @@ def parts(name: str) -> dict[str, Any]:
         x = x.contiguous(memory_format=torch.channels_last)
     block = our_block(name, setting, (x, y), Reference(), clients=1)
     block()
-    passes = []
-    for _ in range(PASSES):
-        start = time.thread_time()
-        steps = block()
-        passes.append(1e3 * (time.thread_time() - start) / steps)
-    total = statistics.median(passes)
-    kinds = operation_times(block)
+    total, kinds = step_and_operations(block)
     kinds["Python"] = total - sum(kinds.values())
     record["convolution_peak_of_one_core"] = round(peak, 1)
     record["ms_per_step"] = round(total, 3)
@@ -345,8 +339,8 @@ def parts(name: str) -> dict[str, Any]:
     return record
 
 
-def operation_times(block: Callable[[], int]) -> dict[str, float]:
-    """Return the processor milliseconds per step of each kind of operation."""
+def step_and_operations(block: Callable[[], int]) -> tuple[float, dict[str, float]]:
+    """Return the processor milliseconds of a step, and of each kind of operation in it; measured in turn."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -370,12 +364,18 @@ def operation_times(block: Callable[[], int]) -> dict[str, float]:
             seconds[kind_of(name, tensors), f"{name} {[each.shape for each in tensors]}"].append(duration)
             return output
 
-    with Timer():
-        steps = block()
+    whole = []
+    steps = 0
+    for _ in range(PASSES):
+        start = time.thread_time()
+        taken = block()
+        whole.append(1e3 * (time.thread_time() - start) / taken)
+        with Timer():
+            steps += block()
     kinds: dict[str, float] = defaultdict(float)
     for (kind, _), durations in seconds.items():
         kinds[kind] += 1e3 * statistics.median(durations) * len(durations) / steps
-    return dict(kinds)
+    return statistics.median(whole), dict(kinds)
 
 
 def reorders(name: str) -> float:
