@@ -1,6 +1,7 @@
 """Training steps per second: our engines and the loop of other tools, in turn in one run.
 
     python benchmarks/train_step.py [--model cifar_cnn] [--blocks 7] [--json]
+    python benchmarks/train_step.py --parts [--model cifar_cnn] [--json]
 
 Our engines are those that ``auto`` chooses for long runs: ``processes`` for the perceptron, whose steps take less than
 a millisecond, and ``workers`` (threads) for the convolutional networks. Processes start before the first block that
@@ -17,6 +18,10 @@ it records no steps, so the difference between the two is what recordings save.
 FLOPs count the forward pass, the backward pass for weights, and the backward pass for inputs except those of the first
 layer. Every block measures two peaks with one thread per core: float32 matrix products (sgemm) and large convolutions;
 the best value counts.
+
+``--parts`` says where the time of a step goes on one core of the engine ``reference``, by kind of operation. All of it
+is processor time, which other programs hardly change: for each operation, the median over the steps. What is left of
+the whole is Python. The convolution library reports its memory reorders, which are a part of the convolutions' time.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -46,6 +52,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 ENGINES = {"cifar_cnn": "workers", "emnist_cnn": "workers", "mlp": "processes"}
 """Model -> the engine of our arms."""
+KINDS = {
+    "max_pool2d": "pooling",
+    "leaky_relu": "activations",
+    "relu": "activations",
+    "threshold_backward": "activations",
+    "mm": "linear layers",
+    "addmm": "linear layers",
+    "_fused_sgd_": "optimizer",
+    "index_select": "gathering batches",
+}
+"""How the name of an operation begins -> its kind; convolutions are told apart by layer."""
+PASSES = 15
 _W = (128, 128, 5, 5)
 ARMS = ("ours", "ours_1", "ours_plain", "peer", "peer_1", "peer_tuned")
 
@@ -115,7 +133,7 @@ def peer_block(common: Any, setting: dict[str, Any], clients: list[list[Any]]) -
     return steps
 
 
-def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Callable[[], int]:
+def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any, clients: int = CLIENTS) -> Callable[[], int]:
     """Return a function that trains the same clients with FedAvg on an engine and returns the number of steps."""
     import torch
 
@@ -133,7 +151,7 @@ def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Cal
     algorithm = FedAvg(training=training)
     task = Task(build_model(name, setting["shape"], setting["classes"], {}), setting["classes"], setting["shape"])
     none = torch.zeros(0, dtype=torch.int64)
-    rows = [torch.arange(client * EXAMPLES, (client + 1) * EXAMPLES) for client in range(CLIENTS)]
+    rows = [torch.arange(client * EXAMPLES, (client + 1) * EXAMPLES) for client in range(clients)]
     federation = Federation(data[0], data[1], [Split(row, none, none) for row in rows], task)
     server = algorithm.init_server(task, rng.new_key(0))
     common = SharedInputs(*data, federation.scale, torch.tensor(0), torch.tensor(1), server)
@@ -195,9 +213,9 @@ def measure_peaks() -> dict[str, float]:
     def best(flops: float, work: Any) -> float:
         times = []
         for _ in range(6):
-            start = time.perf_counter()
+            start = time.thread_time()  # other programs may share the core
             work()
-            times.append(time.perf_counter() - start)
+            times.append(time.thread_time() - start)
         return flops / min(times) / 1e9
 
     def one_core(_: int) -> tuple[float, float]:
@@ -294,16 +312,104 @@ def run(name: str, blocks: int) -> dict[str, Any]:
     return record
 
 
+def parts(name: str) -> dict[str, Any]:
+    """Return where the time of a training step goes on one core."""
+    import torch
+
+    from fedtailor.simulation.engines.reference import Reference
+    from fedtailor.simulation.engines.workers import keep_pages, physical_cores
+
+    setting = SETTINGS[name]
+    record: dict[str, Any] = {"benchmark": "parts of a step", "model": name, "machine": machine()}
+    peak = measure_peaks()["convolution"] / physical_cores()
+    torch.set_num_threads(1)
+    keep_pages()
+    x, y = examples(setting)
+    if x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    block = our_block(name, setting, (x, y), Reference(), clients=1)
+    block()
+    total, kinds = step_and_operations(block)
+    kinds["Python"] = total - sum(kinds.values())
+    record["convolution_peak_of_one_core"] = round(peak, 1)
+    record["ms_per_step"] = round(total, 3)
+    record["ms_of_the_arithmetic_at_the_peak"] = round(setting["mflop"] * setting["batch"] / peak, 3)
+    record["ms"] = {kind: round(ms, 3) for kind, ms in sorted(kinds.items(), key=lambda each: -each[1])}
+    record["ms_of_reorders"] = round(reorders(name), 3)
+    return record
+
+
+def step_and_operations(block: Callable[[], int]) -> tuple[float, dict[str, float]]:
+    """Return the processor milliseconds of a step, and of each kind of operation in it; measured in turn."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
+    layers: dict[Any, int] = {}
+
+    def kind_of(name: str, tensors: list[Any]) -> str:
+        if not name.startswith("convolution"):
+            return next((kind for start, kind in KINDS.items() if name.startswith(start)), "other operations")
+        backward = name.startswith("convolution_backward")
+        layer = layers.setdefault(tensors[2 if backward else 1].shape, len(layers) + 1)
+        return f"convolution {layer}, {'backward' if backward else 'forward'}"
+
+    class Timer(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            start = time.thread_time()
+            output = function(*args, **(kwargs or {}))
+            duration = time.thread_time() - start
+            tensors = [each for each in args if isinstance(each, torch.Tensor)]
+            name = function.overloadpacket.__name__
+            seconds[kind_of(name, tensors), f"{name} {[each.shape for each in tensors]}"].append(duration)
+            return output
+
+    whole = []
+    steps = 0
+    for _ in range(PASSES):
+        start = time.thread_time()
+        taken = block()
+        whole.append(1e3 * (time.thread_time() - start) / taken)
+        with Timer():
+            steps += block()
+    kinds: dict[str, float] = defaultdict(float)
+    for (kind, _), durations in seconds.items():
+        kinds[kind] += 1e3 * statistics.median(durations) * len(durations) / steps
+    return statistics.median(whole), dict(kinds)
+
+
+def reorders(name: str) -> float:
+    """Return the milliseconds per step of the memory reorders that the convolution library reports."""
+    command = [sys.executable, __file__, "--model", name, "--serve", "ours_plain"]
+    verbose = {**os.environ, "ONEDNN_VERBOSE": "profile_exec"}
+    output = subprocess.run(command, env=verbose, input="go\n", capture_output=True, text=True, check=True).stdout
+    durations: dict[str, list[float]] = defaultdict(list)
+    for line in output.splitlines():
+        if line.startswith("onednn_verbose") and ",exec," in line and ",reorder," in line:
+            operation, _, duration = line.rpartition(",")
+            durations[operation].append(float(duration))
+    steps = CLIENTS * (EXAMPLES // SETTINGS[name]["batch"]) * SETTINGS[name]["epochs"]
+    return sum(statistics.median(values) * len(values) for values in durations.values()) / steps
+
+
 def main() -> None:
     """Parse the command line and print the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(SETTINGS), default="cifar_cnn")
     parser.add_argument("--blocks", type=int, default=7, help="paired blocks after the warm-up")
-    parser.add_argument("--json", action="store_true", help="write results/train_step-MODEL.json too")
+    parser.add_argument("--parts", action="store_true", help="where the time of a step goes on one core")
+    parser.add_argument("--json", action="store_true", help="write results/train_step-MODEL.json, or parts-MODEL.json")
     parser.add_argument("--serve", choices=ARMS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         serve(arguments.serve, arguments.model)
+        return
+    if arguments.parts:
+        record = parts(arguments.model)
+        if arguments.json:
+            path = Path(__file__).parent / "results" / f"parts-{arguments.model}.json"
+            path.write_text(json.dumps(record, indent=1) + "\n")
+        print(json.dumps(record, indent=1))
         return
     record = run(arguments.model, arguments.blocks)
     if arguments.json:

@@ -48,7 +48,7 @@ just ended. There are no GPU times, because no GPU was available.
 
 def pages() -> dict[str, str]:
     """Return the text of the page by its path below docs."""
-    parts = [INTRODUCTION, steps(), evaluation(), peers(), rounds(), scale()]
+    parts = [INTRODUCTION, steps(), parts_of_a_step(), evaluation(), peers(), rounds(), scale()]
     return {"performance.md": "\n".join(part for part in parts if part)}
 
 
@@ -116,6 +116,28 @@ def steps() -> str:
         "share can exceed 100 % of the peak of matrix products.\n"
     )
     return f"{text}\n{table(head, rows)}\nMeasured on: {where(records[0])}.\n"
+
+
+def parts_of_a_step() -> str:
+    """Return the tables of where the time of a step goes."""
+    sections = []
+    for found in load("parts-*.json"):
+        whole = found["ms_per_step"]
+        arithmetic = found["ms_of_the_arithmetic_at_the_peak"]
+        of_products = [ms for kind, ms in found["ms"].items() if kind.startswith(("convolution", "linear"))]
+        below = sum(of_products) - arithmetic
+        rows = [[kind, short(ms), f"{100 * ms / whole:.1f} %"] for kind, ms in found["ms"].items()]
+        text = (
+            f"`{found['model']}` on one core, {short(whole)} ms of processor time per step, load {load_of(found)}. At "
+            f"the convolution peak of {found['convolution_peak_of_one_core']:.0f} GFLOP/s its arithmetic would take "
+            f"{short(arithmetic)} ms, {100 * arithmetic / whole:.0f} % of the step. Convolutions and linear layers "
+            f"take {short(below)} ms more than that ({100 * below / whole:.0f} %): few channels do not fill the "
+            f"vectors, and {short(found['ms_of_reorders'])} ms of it go into other layouts of filters. The rest is "
+            "everything else in the table."
+        )
+        head = "| part | ms per step | share |"
+        sections.append(f"{text}\n\n{table(head, rows)}\nMeasured on: {where(found)}.\n")
+    return "## Where the time of a step goes\n\n" + "\n".join(sections) if sections else ""
 
 
 def evaluation() -> str:

@@ -62,6 +62,18 @@ def test_search_finds_the_nearest_multiple(target):
     assert abs(beta[0] - target) <= GRID / 2 and abs(beta[1] - 1 + target) <= GRID / 2
 
 
+@pytest.mark.parametrize("end", [0.0, 1.0])
+def test_a_narrow_dip_near_an_end_is_found(end):
+    """A small ridge makes the objective steep there."""
+
+    def two_dips(betas):
+        distance = (betas[:, 0] - end).abs()
+        return torch.minimum((distance - 0.2) ** 2, 30 * (distance - 0.03) ** 2 - 0.001)
+
+    beta, _ = _beta_search.search_beta(two_dips, "single", like=HALF)
+    assert abs((beta[0] - end).abs() - 0.03) <= GRID / 2
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_near_ties_go_to_the_smallest_beta(mode):
     noise = torch.Generator().manual_seed(0)

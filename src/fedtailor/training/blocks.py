@@ -104,7 +104,7 @@ def train(
     phase = Phase(task, loss, step, training, amount, collect, key.purpose, structure(params), structure(context))
     limits = [_on_host_if_number(limit) for limit in (epochs, steps)]
     leaves = tree.leaves(params)
-    outputs = _Train.apply(phase, *leaves, *tree.leaves(context), *data, *key[:4], *limits)  # type: ignore[no-untyped-call]
+    outputs = _runner_of(_Train)(phase, *leaves, *tree.leaves(context), *data, *key[:4], *limits)
     trained = tree.rebuild(params, iter(outputs[: len(leaves)]))
     return Trained(trained, *outputs[len(leaves) :])
 
@@ -112,6 +112,12 @@ def train(
 def _on_host_if_number(limit: int | Tensor | None) -> Tensor:
     """Return a number of epochs or steps as a tensor. Batches are planned on the host."""
     return limit if isinstance(limit, Tensor) else torch.tensor(limit or 0, device=HOST)
+
+
+def _runner_of(block: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return what runs a block. Only ``vmap`` needs what PyTorch does around it, which takes 0.1 ms."""
+    active: bool = torch._C._are_functorch_transforms_active()
+    return block.apply if active else block.forward
 
 
 class _Inputs(NamedTuple):
@@ -148,6 +154,7 @@ class _Train(torch.autograd.Function):
     """``train`` as a function that PyTorch hands stacked tensors under ``vmap``."""
 
     @staticmethod
+    @torch.no_grad()
     def forward(phase: Phase, *inputs: Tensor) -> tuple[Tensor, ...]:
         given = _Inputs.of(phase, inputs)
         data = ExampleSet(*given.examples)
@@ -195,7 +202,7 @@ def forward(
     refuse_captured_tensors(function)
     forward_pass = _Pass(task, function, structure(params), structure(context), key.purpose)
     inputs = [*tree.leaves(params), *tree.leaves(context), *key[:4]]
-    result: Tensor = _Forward.apply(forward_pass, *data, *inputs)  # type: ignore[no-untyped-call]
+    result: Tensor = _runner_of(_Forward)(forward_pass, *data, *inputs)
     return result
 
 
@@ -223,6 +230,7 @@ class _Forward(torch.autograd.Function):
     """``forward`` as a function that PyTorch hands stacked tensors under ``vmap``."""
 
     @staticmethod
+    @torch.no_grad()
     def forward(forward_pass: _Pass, *inputs: Tensor) -> Tensor:
         count = len(ExampleSet._fields)
         data = ExampleSet(*inputs[:count])

@@ -164,8 +164,14 @@ def refuse_captured_tensors(function: Callable[..., Any]) -> None:
         )
 
 
+_HOLD_NOTHING = frozenset({str, bytes, bool, int, float, complex, type(None), types.ModuleType, type})
+"""Types of values in which no tensor is looked for: most of the options of an algorithm."""
+
+
 def _captured(value: Any, seen: set[int]) -> str:
     """Return where ``value`` holds a tensor, or an empty string."""
+    if type(value) in _HOLD_NOTHING:
+        return ""
     if isinstance(value, Tensor):
         return "tensor"
     if id(value) in seen or isinstance(value, types.ModuleType | type):

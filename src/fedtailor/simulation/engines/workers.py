@@ -11,8 +11,9 @@ import os
 import platform
 import threading
 import warnings
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Collection, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ from fedtailor.training.step_graph.replay import ReplayRunner
 
 _M_TRIM_THRESHOLD = -1  # parameters of mallopt(3)
 _M_MMAP_THRESHOLD = -3
+_GLANCE = 0.05
+"""Seconds between two looks at the clients that run."""
 
 
 _ONE_BY_ONE = (
@@ -73,20 +76,33 @@ class Workers:
             surroundings = Surroundings()
             self._surroundings = surroundings
             task = partial(self._run, surroundings, program, common)
+            waiting = deque(order)
+            results: dict[int, _Result] = {}
+
+            def feed() -> None:
+                """Run clients until none is left: a future for each of them would cost 0.06 ms."""
+                while True:
+                    try:
+                        position = waiting.popleft()
+                    except IndexError:
+                        return
+                    results[position] = task(jobs[position])
+
             try:
-                running = {position: pool.submit(task, jobs[position]) for position in order}
-                results = [running[position].result() for position in range(len(jobs))]
-                if self._may_be_bent(results):
+                _wait_for([pool.submit(feed) for _ in range(min(self.workers, len(jobs)))])
+                if self._may_be_bent(results.values()):
                     warnings.warn(_ONE_BY_ONE, RuntimeWarning, stacklevel=2)
-                    results = [pool.submit(task, job).result() for job in jobs]
+                    for position, job in enumerate(jobs):
+                        results[position] = pool.submit(task, job).result()
             except BaseException:
                 self._pool = None  # first, because a second interruption may come while the clients end
-                pool.shutdown(cancel_futures=True)  # after an interruption, no further client starts
+                waiting.clear()  # after an interruption, no further client starts
+                pool.shutdown()
                 raise
             finally:
                 self._surroundings = None
                 surroundings.restore()
-            return [result.output for result in results]
+            return [results[position].output for position in range(len(jobs))]
 
     def _run(self, surroundings: Surroundings, program: Program, common: Any, job: Job) -> _Result:
         """Run one client in this thread."""
@@ -96,7 +112,7 @@ class Workers:
             self.begin_run()  # what was recorded under other settings may be wrong
         return _Result(output, changed)
 
-    def _may_be_bent(self, results: Sequence[_Result]) -> bool:
+    def _may_be_bent(self, results: Collection[_Result]) -> bool:
         """Return whether a client changed settings of the process while another one ran."""
         return self.workers > 1 and len(results) > 1 and any(result.changed_settings for result in results)
 
@@ -106,6 +122,18 @@ class Workers:
             if self._pool is not None and self._owner == os.getpid():
                 self._pool.shutdown()
             self._pool = None
+
+
+def _wait_for(feeders: Sequence[Future[None]]) -> None:
+    """Wait until all have ended, or one has raised an exception, which is raised here.
+
+    The main thread looks up often: that is when Python handles a signal that reached another thread.
+    """
+    running: Collection[Future[None]] = feeders
+    while running:
+        ended, running = wait(running, timeout=_GLANCE, return_when=FIRST_EXCEPTION)
+        for feeder in ended:
+            feeder.result()
 
 
 def physical_cores() -> int:
