@@ -98,7 +98,7 @@ def test_weights_along_the_path_equal_direct_solves(beta):
     one = client()
     local = client(1).global_covariance
     local_means = one.global_means + 1.0
-    blends = _beta_search.paths(local_means[None], one.global_means, local[None], one.global_covariance)
+    blends = _beta_search.path(local_means, one.global_means, local, one.global_covariance)
     share = torch.tensor([beta], dtype=torch.float64)
     weight, bias = _beta_search.weights(blends, share, 1 - share)
     means = beta * local_means + (1 - beta) * one.global_means
@@ -142,16 +142,13 @@ def test_two_betas_are_no_worse_than_one_and_locally_best(seed):
 
 def test_objective_is_constant_where_local_and_global_agree():
     one = client()
-    local_means = torch.stack([one.global_means, one.global_means])
-    local_covariances = torch.stack([one.global_covariance, one.global_covariance])
-    blends = _beta_search.paths(local_means, one.global_means, local_covariances, one.global_covariance)
-    judged_by = [torch.stack([column, column]) for column in (one.z, one.labels, one.weight)]
-    folds = _beta_search.Judged(blends, *judged_by)
+    blends = _beta_search.path(one.global_means, one.global_means, one.global_covariance, one.global_covariance)
+    fold = _beta_search.Fold(blends, one.z, one.labels, one.weight)
     betas = torch.rand(20, 2, dtype=torch.float64)
-    values = _beta_search.objective(folds, one.prior.log(), betas)
+    values = _beta_search.objective([fold, fold], one.prior.log(), betas)
     assert values.max() - values.min() < 1e-12 * (1 + values[0])
     beta, _ = _beta_search.search_beta(
-        lambda pairs: _beta_search.objective(folds, one.prior.log(), pairs), "multi", like=HALF
+        lambda pairs: _beta_search.objective([fold, fold], one.prior.log(), pairs), "multi", like=HALF
     )
     assert beta.tolist() == [0, 0]
 

@@ -98,9 +98,11 @@ def test_the_folds_of_beta_cannot_find_the_weight():
         z = torch.from_numpy(draw.normal(size=(16, 3)))  # features that say nothing
         counts = torch.bincount(y, minlength=10)
         folds = _beta_search.stratified_folds(y, torch.ones(16), torch.from_numpy(draw.permutation(16)), 10)
-        means, covariance = torch.zeros(2, 10, 3).double(), torch.eye(3).double()
-        model = _beta_search.paths(means, means[0], covariance.expand(2, 3, 3), covariance)
-        judged = _beta_search.Judged(model, z[folds.rows], y[folds.rows], folds.weight.double())
+        means, covariance = torch.zeros(10, 3).double(), torch.eye(3).double()
+        model = _beta_search.path(means, means, covariance, covariance)
+        judged = [
+            _beta_search.Fold(model, z[rows], y[rows], weight.double()) for rows, weight in zip(*folds, strict=True)
+        ]
         values = []
         for weight in (0.5, 0.7, 0.9, 1.0):
             prior = gaussian.smooth_prior(weight * counts / 16 + (1 - weight) / 10)

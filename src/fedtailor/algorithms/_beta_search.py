@@ -40,26 +40,26 @@ class Folds(NamedTuple):
     weight: Real[Tensor, "2 half"]
 
 
-class Paths(NamedTuple):
-    """All blends of local class models and a global one, in bases where both covariances are diagonal."""
+class Path(NamedTuple):
+    """All blends of a local and a global class model, in a basis where both covariances are diagonal."""
 
-    basis: Float64[Tensor, "folds d d"]
+    basis: Float64[Tensor, "d d"]
     """Columns in which the global covariance is the identity; NaN where there is no such basis."""
-    variances: Float64[Tensor, "folds d"]
+    variances: Float64[Tensor, "d"]
     """Diagonal of the local covariance in that basis."""
-    local_means: Float64[Tensor, "folds classes d"]
+    local_means: Float64[Tensor, "classes d"]
     """Local means in that basis."""
-    global_means: Float64[Tensor, "folds classes d"]
+    global_means: Float64[Tensor, "classes d"]
     """Global means in that basis."""
 
 
-class Judged(NamedTuple):
-    """The blends of both folds, each estimated on one half of the examples, and the other half to judge them by."""
+class Fold(NamedTuple):
+    """Blends estimated on one half of the examples, and the other half to judge them by."""
 
-    paths: Paths
-    features: Float64[Tensor, "folds half d"]
-    labels: Int[Tensor, "folds half"]
-    weight: Float64[Tensor, "folds half"]
+    path: Path
+    features: Float64[Tensor, "half d"]
+    labels: Int[Tensor, "half"]
+    weight: Float64[Tensor, "half"]
 
 
 def find_beta(
@@ -96,18 +96,16 @@ def find_beta(
     """
     num_classes = global_means.shape[0]
     folds = stratified_folds(labels, weight, words, num_classes)
-    features = z[folds.rows].double()
+    features = [z[rows].double() for rows in folds.rows]
     fold_labels = labels[folds.rows].clamp(0, num_classes - 1)
-    local_means = []
-    local_covariances = []
-    for half in (1, 0):  # the first half judges the blends of the second one
+    shared = gaussian.shrink(global_covariance, shrinkage)
+    judged = []
+    for half, other in ((0, 1), (1, 0)):
         moments = gaussian.class_moments(features[half], fold_labels[half], folds.weight[half], num_classes)
         local = gaussian.covariance(moments.scatter, moments.counts.sum(), ridge, offset)
-        local_covariances.append(gaussian.shrink(gaussian.nearest_pd(local) if project else local, shrinkage))
-        local_means.append(gaussian.fill_missing_means(moments, global_means))
-    shared = gaussian.shrink(global_covariance, shrinkage)
-    blends = paths(torch.stack(local_means), global_means, torch.stack(local_covariances), shared)
-    judged = Judged(blends, features, fold_labels, folds.weight.double())
+        local = gaussian.shrink(gaussian.nearest_pd(local) if project else local, shrinkage)
+        blends = path(gaussian.fill_missing_means(moments, global_means), global_means, local, shared)
+        judged.append(Fold(blends, features[other], fold_labels[other], folds.weight[other].double()))
     log_prior = prior.double().log()
     beta, value = search_beta(lambda betas: objective(judged, log_prior, betas), mode, like=shared)
     beta = torch.where(torch.isfinite(value), beta, previous.double())
@@ -135,59 +133,56 @@ def stratified_folds(
     return Folds(rows, row_weight)
 
 
-def paths(
-    local_means: Float[Tensor, "folds classes d"],
+def path(
+    local_means: Float[Tensor, "classes d"],
     global_means: Float[Tensor, "classes d"],
-    local_covariances: Float64[Tensor, "folds d d"],
+    local_covariance: Float64[Tensor, "d d"],
     global_covariance: Float64[Tensor, "d d"],
-) -> Paths:
-    """Decompose the blends of local class models and a global one.
+) -> Path:
+    """Decompose the blends of two class models.
 
     With ``global = L L^T`` and ``L^-1 local L^-T = Q diag(t) Q^T``, the inverse of a blend of covariances is
     ``P diag(1 / (beta t + 1 - beta)) P^T`` where ``P = L^-T Q``.
     """
     identity = torch.eye(global_covariance.shape[-1], dtype=torch.float64, device=global_covariance.device)
     factor, failed = torch.linalg.cholesky_ex(gaussian.finite_or(global_covariance, identity))
-    left = torch.linalg.solve_triangular(factor, local_covariances, upper=False)
+    left = torch.linalg.solve_triangular(factor, local_covariance, upper=False)
     relative = torch.linalg.solve_triangular(factor, left.mT, upper=False)
     variances, rotation = torch.linalg.eigh(gaussian.finite_or(relative, identity))
     basis = torch.linalg.solve_triangular(factor.mT, rotation, upper=True)
     sound = gaussian.all_finite(global_covariance) & gaussian.all_finite(relative) & (failed == 0)
     basis = torch.where(sound, basis, torch.nan)
-    return Paths(basis, variances, local_means.double() @ basis, global_means.double() @ basis)
+    return Path(basis, variances, local_means.double() @ basis, global_means.double() @ basis)
 
 
 def weights(
-    blends: Paths, beta_mean: Float64[Tensor, "k"], beta_cov: Float64[Tensor, "k"]
-) -> tuple[Float64[Tensor, "folds classifiers d"], Float64[Tensor, "folds classifiers"]]:
-    """Return weights and biases (without prior) of the classifiers of ``k`` blends per fold, by blend and class."""
+    blends: Path, beta_mean: Float64[Tensor, "k"], beta_cov: Float64[Tensor, "k"]
+) -> tuple[Float64[Tensor, "k classes d"], Float64[Tensor, "k classes"]]:
+    """Return weights and biases (without prior) of the classifiers of ``k`` blends."""
     share = beta_mean[:, None, None]
-    means = share * blends.local_means[:, None] + (1.0 - share) * blends.global_means[:, None]  # (folds, k, classes, d)
-    variances = beta_cov[:, None] * blends.variances[:, None] + (1.0 - beta_cov[:, None])
-    scaled = means / variances[:, :, None]
-    return scaled.flatten(1, 2) @ blends.basis.mT, -0.5 * (means * scaled).sum(-1).flatten(1, 2)
+    means = share * blends.local_means + (1.0 - share) * blends.global_means
+    variances = beta_cov[:, None] * blends.variances + (1.0 - beta_cov[:, None])
+    scaled = means / variances[:, None]
+    return scaled @ blends.basis.mT, -0.5 * (means * scaled).sum(-1)
 
 
 def objective(
-    judged: Judged, log_prior: Float64[Tensor, "classes"], betas: Float64[Tensor, "k 2"]
+    folds: list[Fold], log_prior: Float64[Tensor, "classes"], betas: Float64[Tensor, "k 2"]
 ) -> Float64[Tensor, "k"]:
     """Return the sum over folds of the mean cross-entropy, for ``k`` pairs of betas at once."""
-    return torch.cat([_mean_losses(judged, log_prior, part) for part in torch.split(betas, _AT_ONCE)])
+    parts = (betas[start : start + _AT_ONCE] for start in range(0, betas.shape[0], _AT_ONCE))
+    return torch.cat([torch.stack([_mean_loss(fold, log_prior, part) for fold in folds]).sum(0) for part in parts])
 
 
-def _mean_losses(judged: Judged, log_prior: Tensor, betas: Tensor) -> Tensor:
-    """Return the sum of mean cross-entropies, (k,); weights go back to the features, not features forward."""
-    folds, half = judged.labels.shape
-    count = betas.shape[0]
-    weight, bias = weights(judged.paths, betas[:, 0], betas[:, 1])
+def _mean_loss(fold: Fold, log_prior: Tensor, betas: Tensor) -> Tensor:
+    """Return the mean cross-entropy of one fold, (k,); weights go back to the features, not features forward."""
+    weight, bias = weights(fold.path, betas[:, 0], betas[:, 1])
     # samples last, so that the softmax over classes runs along contiguous memory
-    logits = torch.baddbmm((bias + log_prior.repeat(count))[..., None], weight, judged.features.mT)
-    labels = judged.labels[:, None].expand(-1, count, -1).reshape(folds * count, half)
-    loss = cross_entropy(logits.reshape(folds * count, log_prior.shape[0], half), labels, reduction="none")
-    loss = loss.reshape(folds, count, half)
-    total = judged.weight.sum(1)[:, None]
-    sums = torch.where(judged.weight[:, None] > 0, loss, 0.0) @ judged.weight[..., None]  # (folds, k, 1)
-    return (sums[..., 0] / torch.where(total > 0, total, 1.0)).sum(0)
+    logits = torch.addmm((bias + log_prior).reshape(-1, 1), weight.flatten(0, 1), fold.features.mT)
+    logits = logits.reshape(*bias.shape, fold.labels.shape[0])  # (k, classes, half)
+    loss = cross_entropy(logits, fold.labels.expand(betas.shape[0], -1), reduction="none")  # (k, half)
+    total = fold.weight.sum()
+    return torch.where(fold.weight > 0, loss, 0.0) @ fold.weight / torch.where(total > 0, total, 1.0)
 
 
 def blend_frequencies(class_counts: Real[Tensor, "classes"]) -> Float64[Tensor, "classes"]:
