@@ -27,6 +27,8 @@ _COPIES = (_aten.copy_.default, _aten._to_copy.default)
 """Operators that take tensors of both devices."""
 _INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
 """Operators that take indices of the CPU."""
+_TAKES_NUMBERS = (_aten.fill_.Tensor, _aten.masked_fill.Tensor, _aten.masked_fill_.Tensor, _aten._foreach_mul.Tensor)
+"""Operators that take single numbers of the CPU, beside those that PyTorch marks as pointwise."""
 _LOOKS_AT_VALUES = {
     _aten._local_scalar_dense.default: "item",
     _aten.equal.default: "equal",
@@ -88,8 +90,9 @@ def _run(operator: Any, arguments: Any, options: dict[str, Any]) -> Any:
             return value.hidden
         if isinstance(value, torch.device) and value.type == NAME:
             return torch.device("cpu")
-        if isinstance(value, torch.Tensor) and value.dim() > 0:
-            _refuse_mixture(operator, value)
+        if isinstance(value, torch.Tensor):
+            is_changed = operator._schema.is_mutable and value is arguments[0]
+            _refuse_mixture(operator, value, is_changed)
         return value
 
     def shown(value: Any) -> Any:
@@ -117,10 +120,14 @@ def _run(operator: Any, arguments: Any, options: dict[str, Any]) -> Any:
     return tree_map(shown, result)
 
 
-def _refuse_mixture(operator: Any, value: torch.Tensor) -> None:
+def _refuse_mixture(operator: Any, value: torch.Tensor, is_changed: bool) -> None:
+    """Refuse a tensor of the CPU; ``is_changed``: the operator writes to it."""
     if operator in _COPIES:
         return
     if operator in _INDEXING and value.dtype in (torch.int64, torch.bool):
+        return
+    takes_numbers = torch.Tag.pointwise in operator.tags or operator in _TAKES_NUMBERS
+    if value.dim() == 0 and takes_numbers and not is_changed:
         return
     both = f"{NAME}:0 and {value.device}"
     raise RuntimeError(f"{operator}: expected all tensors to be on the same device, but found {both}")

@@ -113,6 +113,10 @@ def test_the_stand_in_device_refuses_tensors_of_the_cpu():
     for operation in (there.add, here.mul_, here.dot, lambda other: torch.cat([there, here])):
         with pytest.raises(RuntimeError, match="same device"):
             operation(here if operation == there.add else there)
+    number = torch.tensor(2.0)
+    for operation in (number.mul_, lambda other: torch.stack([other[0], number]), lambda other: other.dot(number)):
+        with pytest.raises(RuntimeError, match="same device"):
+            operation(there)
     with pytest.raises(RuntimeError, match="numpy"):
         there.numpy()
 
