@@ -39,8 +39,11 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # as later versions of Ray do; no actor uses a device
 }
-_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Makes the servers of a cluster listen to this machine only, on every system."""
+_ALONE = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its servers listen to this machine only, on every system
+    "RAY_free_objects_period_milliseconds": "50",  # uploads that were read leave the object store soon, not in a second
+}
+"""For a cluster of its own."""
 
 
 def require_ray() -> None:
