@@ -4,10 +4,12 @@
 
 It needs fedtailor[ray]. Clients are those of ``on_ray.py``: FedAvg, the MLP, 10 to 150 images each. A round takes
 
-    fixed + max(steps * compute / actors, (steps * compute + clients * server) / cores)
+    fixed + max(steps * compute / actors, (steps * compute * slower + clients * server) / cores)
 
-seconds: actors compute side by side, the run receives, checks and adds uploads meanwhile, and neither can use more than
-the cores of the machine. The three constants are fitted to the medians of rounds by least squares of relative errors.
+seconds: actors compute side by side, the run sends work to them and receives sums meanwhile, and neither can use more
+than the cores of the machine. With more actors than cores, each of those that are too many makes all steps slower:
+``slower`` is 1 + crowding * max(0, actors - cores). The four constants are fitted to the medians of rounds by least
+squares of relative errors.
 The points to check are not part of the fit. Cohorts are drawn anew in each round, so steps are those of the round.
 """
 
@@ -69,20 +71,21 @@ def measure(points: list[tuple[int, int]], rounds: int) -> list[dict[str, Any]]:
 
 def predicted(constants: Any, point: dict[str, Any], cores: int) -> float:
     """Return the seconds of a round by the model."""
-    fixed, compute, server = constants
+    fixed, compute, server, crowding = constants
     work = point["steps"] * compute
-    return float(fixed + max(work / point["actors"], (work + point["clients"] * server) / cores))
+    slower = 1 + crowding * max(0, point["actors"] - cores)
+    return float(fixed + max(work / point["actors"], (work * slower + point["clients"] * server) / cores))
 
 
 def fit(points: list[dict[str, Any]], cores: int) -> list[float]:
-    """Return the seconds that are fixed, of a step, and of the run for a client."""
+    """Return the seconds that are fixed, of a step, and of the run for a client; and how much crowding slows steps."""
     from scipy.optimize import least_squares
 
     def errors(logarithms: Any) -> list[float]:
         constants = 10.0**logarithms
         return [predicted(constants, point, cores) / point["seconds"] - 1 for point in points]
 
-    return [float(value) for value in 10.0 ** least_squares(errors, [-1.0, -4.0, -3.0]).x]
+    return [float(value) for value in 10.0 ** least_squares(errors, [-1.0, -4.0, -3.0, -1.0]).x]
 
 
 def main() -> None:
@@ -109,7 +112,7 @@ def main() -> None:
     points = measure([*fitted, *checked], arguments.rounds)
     constants = fit([point for point in points if (point["actors"], point["clients"]) in fitted], cores)
     rounded = [float(f"{constant:.3g}") for constant in constants]
-    record["constants"] = dict(zip(("fixed_s", "step_s", "client_s"), rounded, strict=True))
+    record["constants"] = dict(zip(("fixed_s", "step_s", "client_s", "crowding"), rounded, strict=True))
     for point in points:
         point["is_fitted"] = (point["actors"], point["clients"]) in fitted
         point["predicted"] = round(predicted(constants, point, cores), 3)

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from federations import TASKS, make_federation, perceptron
 from fedtailor.core.engine import Failure, NoAnswer
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.federation import Federation, Split, Splits
+from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task
 from fedtailor.models import build_model
 from fedtailor.simulation.engines.ray_actor import Package, description
@@ -32,7 +34,10 @@ from fedtailor.simulation.engines.ray_cluster import Cluster
 from fedtailor.simulation.engines.ray_engine import Ray
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.report import describe
-from fedtailor.testing.runs import assert_same_runs, run
+from fedtailor.simulation.rounds import simulate
+from fedtailor.testing.case import TRAINING
+from fedtailor.testing.runs import assert_same_bits, assert_same_runs, run
+from reports import assert_same_reports
 from simulation.engines import programs
 from simulation.engines.programs import TENSORS, data, job, same
 
@@ -101,6 +106,45 @@ def test_same_bits_with_convolutions_and_dropout(pool):
     assert_same_runs(run(build("fedavg_ft"), Reference(), federation), run(build("fedavg_ft"), pool, federation))
 
 
+def reports(algorithm, engine, federation, rounds=2):
+    """Return the reports of a run that nobody traces, so that actors reduce uploads."""
+    schedule = Schedule(rounds=rounds, evaluate_every=1, personalized_every=1)
+    return list(simulate(algorithm, federation, engine, schedule, seed=3))
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_same_bits_where_actors_reduce_uploads(pool, algorithm):
+    federation = make_federation(perceptron())
+    expected = reports(build(algorithm), Reference(), federation)
+    assert_same_reports(reports(build(algorithm), pool, federation), expected)
+
+
+def test_actors_send_sums_of_neighbors(pool):
+    def counted(program, common, jobs, gather, merge):
+        def noted(job, output):
+            found.append(bool(output.upload.sums))
+            return merge(job, output)
+
+        return original(program, common, jobs, gather, noted)
+
+    found = []
+    original = pool.map_gathered
+    with mock.patch.object(pool, "map_gathered", counted):
+        reports(build("fedavg"), pool, many_clients(64), rounds=1)
+    assert len(found) == 64 and sum(found) <= 32
+
+
+@pytest.mark.parametrize("kind", ["a tuple of a class of its own", "a tuple that cannot be read"])
+def test_what_cannot_be_sent_is_in_no_sum(pool, kind):
+    federation = make_federation(perceptron())
+    algorithm = programs.Odd(training=TRAINING, kind=kind, who=2)
+    found = reports(algorithm, pool, federation)
+    assert [event["client"] for event in found[0].events if event["kind"] == "failed"] == [2]
+    without = reports(programs.Odd(training=TRAINING, kind="fails", who=2), Reference(), federation)
+    assert_same_bits(found[-1].state.server, without[-1].state.server)
+    assert found[-1].trained == without[-1].trained
+
+
 def test_two_federations_in_turn(pool):
     both = [make_federation(perceptron(), seed=seed) for seed in (1, 2)]
     for federation in (*both, *both):
@@ -135,14 +179,17 @@ def test_the_number_of_actors_changes_no_bit(pool, count):
     with Ray(count) as engine:
         for algorithm in METHODS:
             assert_same_runs(run(build(algorithm), Reference(), small), run(build(algorithm), engine, small))
+            assert_same_reports(reports(build(algorithm), engine, small), reports(build(algorithm), Reference(), small))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_a_thousand_clients(pool, algorithm):
     federation = many_clients(1000)
-    engines = Reference(), pool
-    assert_same_runs(*(run(build(algorithm), engine, federation, rounds=1) for engine in engines))
+    expected = run(build(algorithm), Reference(), federation, rounds=1)
+    assert_same_runs(expected, run(build(algorithm), pool, federation, rounds=1))
+    without_class_means = reports(build(algorithm), pool, federation, rounds=1)
+    assert_same_bits(without_class_means[0].state.server, expected.reports[0].state.server)
 
 
 # Lost actors
@@ -164,7 +211,7 @@ def kill_one(delay):
 
 def seconds_of(algorithm, engine, federation):
     start = time.perf_counter()
-    run(algorithm, engine, federation)
+    reports(algorithm, engine, federation)
     return time.perf_counter() - start
 
 
@@ -174,11 +221,11 @@ def assert_same_bits_with_lost_actors(engine, trials):
     usual = seconds_of(build("fedrep"), engine, federation)
     for trial in range(trials):
         one = build(METHODS[trial % len(METHODS)])
-        expected = run(one, Reference(), federation)
+        expected = reports(one, Reference(), federation)
         thread = kill_one(random.Random(trial).uniform(0, usual))
-        found = run(one, engine, federation)
+        found = reports(one, engine, federation)
         thread.join()
-        assert_same_runs(expected, found)
+        assert_same_reports(found, expected)
 
 
 def test_a_lost_actor_costs_time_and_no_result(pool):

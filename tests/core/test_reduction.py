@@ -135,3 +135,45 @@ def test_who_is_not_expected_is_refused():
     total.skip(2)
     assert total.result() is None
     assert ArrivingSum([], torch.add).result() is None
+
+
+def added(clients, values, expected):
+    """Return the sum over some of those who are expected; the others may still come."""
+    total = ArrivingSum(expected, torch.add)
+    for client in clients:
+        total.add(client, values[client])
+    return total
+
+
+def neighbors(clients, population):
+    """Return clients with the one before and the one after each of them."""
+    ids = sorted(population)
+    places = {ids.index(client) + step for client in clients for step in (-1, 0, 1)}
+    return {ids[place] for place in places if 0 <= place < len(ids)}
+
+
+@laws
+@given(populations, st.integers(1, 5), st.randoms(use_true_random=False), st.booleans())
+def test_parts_made_in_several_places_give_the_same_bits(clients, num_places, random, knows_all):
+    values = numbers(clients)
+    place_of = {client: random.randrange(num_places) for client in clients}
+    parts = {}
+    for place in range(num_places):
+        here = [client for client in clients if place_of[client] == place]
+        expected = clients if knows_all else neighbors(here, clients)
+        parts |= added(here, values, expected).parts()
+    total = ArrivingSum(clients, torch.add)
+    for client in random.sample(sorted(clients), len(clients)):
+        if client in parts:
+            total.add(client, parts[client])
+        else:
+            total.skip(client)
+    assert torch.equal(total.result(), tree_sum(values))
+
+
+def test_neighbors_below_one_node_give_one_part():
+    values = numbers(range(64))
+    assert list(added(range(8, 16), values, range(64)).parts()) == [8]
+    assert list(added(range(8, 16), values, range(7, 17)).parts()) == [8]
+    # 10 is below another node than 11, which is not here
+    assert sorted(added([8, 9, 10], values, range(64)).parts()) == [8, 10]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -52,6 +52,13 @@ class Failure(NamedTuple):
     reason: BaseException
 
 
+Gather = Callable[[Sequence[Job], Iterable[Any]], list[Any]]
+"""``gather(jobs, outputs) -> outputs``: what is sent on of the outputs of jobs that run in one place."""
+
+Merge = Callable[[Job, Any], Any]
+"""``merge(job, output) -> output``: what is kept of an output that was gathered, when it has come."""
+
+
 class Engine(Protocol):
     """Runs a program for many clients. The outputs do not depend on the engine."""
 
@@ -73,6 +80,21 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release what is held between calls of :meth:`map`; a later call acquires it again."""
+
+
+@runtime_checkable
+class GatheringEngine(Engine, Protocol):
+    """Runs programs in several places, and can make less of their outputs before they leave a place."""
+
+    def map_gathered(
+        self, program: Program, common: Any, jobs: Sequence[Job], gather: Gather, merge: Merge
+    ) -> list[Any]:
+        """Return as :meth:`map` does what ``gather``, and then ``merge``, make of the outputs.
+
+        ``gather`` is called for clients with neighboring ids, in the order of their ids. Which of them run in one place
+        is not known beforehand. If the output of one cannot be sent or read, each of the others is gathered alone.
+        ``merge`` is called once for every job, in this process, in any order.
+        """
 
 
 @contextmanager

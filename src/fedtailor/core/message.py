@@ -108,6 +108,19 @@ def spread(weight: Tensor, leaf: Tensor) -> Tensor:
     return weight.reshape(weight.shape + (1,) * (leaf.dim() - weight.dim()))
 
 
+class PartialSum(NamedTuple):
+    """The sum of one field over some clients, in float64. It can be sent, and added where the other clients are."""
+
+    is_mean: bool
+    """Whether the sum is divided by the weight in the end."""
+    like: tree.Tree
+    """The structure and the types of a value, without its numbers: of the lowest of the clients."""
+    weight: Tensor
+    """The sum of their weights."""
+    leaves: dict[str, Tensor]
+    """The weighted sums of their values, by path."""
+
+
 class FieldSum:
     """One field of a cohort's uploads, reduced in float64 while they arrive, in any order; none of them is kept.
 
@@ -117,11 +130,7 @@ class FieldSum:
 
     def __init__(self, clients: Iterable[int]) -> None:
         """Begin with the ids of the clients who may send the field."""
-        self._total = ArrivingSum[_Part](clients, _joined)
-        self._like: tree.Tree = ()
-        """The structure and the types of a value, without its numbers: of the lowest id so far."""
-        self._lowest = math.inf
-        self._is_mean = False
+        self._total = ArrivingSum[PartialSum](clients, _joined)
 
     def add(self, client: int, entry: Mean | Sum) -> None:
         """Add what a client sent; it stays as it is, and can be dropped.
@@ -129,14 +138,20 @@ class FieldSum:
         Raises:
             KeyError: the client is not expected, or not any more.
         """
-        if client < self._lowest:
-            self._lowest = client
-            self._like = tree.map(lambda leaf: leaf.new_empty(0), entry.value)
-            self._is_mean = isinstance(entry, Mean)
         self._total.add(client, _weighted(entry))
 
+    def add_partial(self, client: int, part: PartialSum) -> None:
+        """Add one of the :meth:`parts` of another sum, under the id that it has there; its memory is used.
+
+        The other clients that are in the part must be skipped.
+
+        Raises:
+            KeyError: the client is not expected, or not any more.
+        """
+        self._total.add(client, part)
+
     def skip(self, client: int) -> None:
-        """Note that nothing of a client counts.
+        """Note that nothing of a client counts, or that it is in the part of another one.
 
         Raises:
             KeyError: the client is not expected, or not any more.
@@ -147,6 +162,10 @@ class FieldSum:
     def num_parts(self) -> int:
         """How many sums of clients are in memory."""
         return self._total.num_parts
+
+    def parts(self) -> dict[int, PartialSum]:
+        """Return the sums that are in memory, each by the lowest id of those who are in it."""
+        return self._total.parts()
 
     def result(self) -> Reduced:
         """Return the mean or sum over those who sent the field.
@@ -159,41 +178,33 @@ class FieldSum:
             raise ValueError("nobody sent the field")
         weight = torch.where(part.weight > 0, part.weight, 1.0)
         reduced = []
-        for path, like in tree.paths(self._like).items():
+        for path, like in tree.paths(part.like).items():
             result = part.leaves[path]
             result = result + 0.0  # zero has one sign: rows of weight zero change nothing
-            if self._is_mean:
+            if part.is_mean:
                 result /= spread(weight, result)
             # the memory layout does not depend on who was first
             plain = torch.empty(result.shape, dtype=like.dtype, device=like.device)
             reduced.append(plain.copy_(result))
-        return Reduced(tree.rebuild(self._like, iter(reduced)), part.weight)
+        return Reduced(tree.rebuild(part.like, iter(reduced)), part.weight)
 
 
-class _Part(NamedTuple):
-    """What some clients sent in a field, in float64."""
-
-    weight: Tensor
-    """The sum of their weights."""
-    leaves: dict[str, Tensor]
-    """The weighted sums of their values, by path."""
-
-
-def _weighted(entry: Mean | Sum) -> _Part:
+def _weighted(entry: Mean | Sum) -> PartialSum:
     weight = _weight_of(entry)
     leaves = {}
     for path, leaf in tree.paths(entry.value).items():
         copied = leaf.to(torch.float64, copy=True)
         leaves[path] = copied.mul_(spread(weight, copied))
-    return _Part(weight, leaves)
+    like = tree.map(lambda leaf: leaf.new_empty(0), entry.value)
+    return PartialSum(isinstance(entry, Mean), like, weight, leaves)
 
 
-def _joined(left: _Part, right: _Part) -> _Part:
-    """Return the sum of two parts, in the memory of the left one."""
+def _joined(left: PartialSum, right: PartialSum) -> PartialSum:
+    """Return the sum of two parts, in the memory of the left one, whose clients have the lower ids."""
     for path, leaf in left.leaves.items():
         leaf.add_(right.leaves[path])
     shorter, longer = sorted((left.weight, right.weight), key=Tensor.dim)  # own weights can be for fewer axes
-    return _Part(longer + spread(shorter, longer), left.leaves)
+    return left._replace(weight=longer + spread(shorter, longer))
 
 
 def _weight_of(entry: Mean | Sum) -> Tensor:

@@ -83,6 +83,8 @@ class _Segment(NamedTuple, Generic[Part]):
     """The place of its first client among the ids of all who are expected."""
     end: int
     """The place of its last client."""
+    lowest: int
+    """The lowest id of the clients who are in its sum."""
     part: Part | None
     """Its sum; None if all of its clients are absent."""
 
@@ -93,6 +95,10 @@ class ArrivingSum(Generic[Part]):
     Two parts of the tree are joined as soon as nothing more can come in either, and one of them is then dropped. If
     the clients come in the order of their ids, one part per level of the tree is in memory; if not, as many more as
     have to wait for others.
+
+    The sum can be made in several places. Each of them expects the same clients, or its own and those next to them, and
+    adds its own. Another sum then adds the :meth:`parts`, each under its id, and skips the others who are in them: the
+    total has the same bits.
 
     Example:
         >>> import torch
@@ -139,6 +145,11 @@ class ArrivingSum(Generic[Part]):
         """How many sums are in memory."""
         return sum(segment.part is not None for segment in self._by_start.values())
 
+    def parts(self) -> dict[int, Part]:
+        """Return the sums that are in memory, each by the lowest id of those who are in it."""
+        segments = self._by_start.values()
+        return {segment.lowest: segment.part for segment in segments if segment.part is not None}
+
     def result(self) -> Part | None:
         """Return the sum over those who came; None if nobody did.
 
@@ -153,7 +164,7 @@ class ArrivingSum(Generic[Part]):
 
     def _settle(self, client: int, part: Part | None) -> None:
         place = self._place.pop(client)
-        segment = _Segment(place, place, part)
+        segment = _Segment(place, place, client, part)
         sibling = self._pop_sibling(segment)
         while sibling is not None:
             segment = self._joined(segment, sibling)
@@ -192,12 +203,10 @@ class ArrivingSum(Generic[Part]):
     def _joined(self, one: _Segment[Part], other: _Segment[Part]) -> _Segment[Part]:
         left, right = sorted((one, other), key=lambda segment: segment.start)
         if left.part is None:
-            part = right.part
-        elif right.part is None:
-            part = left.part
-        else:
-            part = self._join(left.part, right.part)
-        return _Segment(left.start, right.end, part)
+            return right._replace(start=left.start)
+        if right.part is None:
+            return left._replace(end=right.end)
+        return _Segment(left.start, right.end, left.lowest, self._join(left.part, right.part))
 
 
 _ROOT = 2**16

@@ -32,6 +32,7 @@ from fedtailor.simulation.checkpoint import readable_modules
 from fedtailor.simulation.clients import PersonalizeReply, Storage, TrainReply
 from fedtailor.simulation.programs import PersonalizeRequest, Request, ScoreRequest, TrainRequest
 from fedtailor.simulation.quarantine import problem_with_numbers, usable_numbers
+from fedtailor.simulation.upload_sums import Reduction
 
 
 class RemoteClients:
@@ -83,9 +84,14 @@ class RemoteClients:
         return {}
 
     def train(
-        self, request: TrainRequest, shared: Any, clients: Sequence[int], round: int
+        self,
+        request: TrainRequest,
+        shared: Any,
+        clients: Sequence[int],
+        round: int,
+        reduction: Reduction | None = None,
     ) -> Iterator[tuple[int, TrainReply | Failure]]:
-        """Run a round of some sites."""
+        """Run a round of some sites; their uploads come as they are."""
         self._trained = {}
         blob = to_blob(pack_download(shared, self._messages), self._modules)
         answers = self._ask(request, blob, clients, round)

@@ -10,6 +10,7 @@ from fedtailor.core.metrics import Scores
 from fedtailor.simulation.clients import Clients, PersonalizeReply, TrainReply
 from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest, TrainRequest
 from fedtailor.simulation.report import Stage
+from fedtailor.simulation.upload_sums import Reduction
 
 R = TypeVar("R")
 
@@ -41,11 +42,16 @@ class RepeatedAbsences:
         return self._clients.personal
 
     def train(
-        self, request: TrainRequest, shared: Any, clients: Sequence[int], round: int
+        self,
+        request: TrainRequest,
+        shared: Any,
+        clients: Sequence[int],
+        round: int,
+        reduction: Reduction | None = None,
     ) -> Iterator[tuple[int, TrainReply | Failure]]:
         """Run a round of those who answered."""
         reasons = self._reasons.get((round, request.attempt, "local_update"), {})
-        return _ask(reasons, clients, lambda present: self._clients.train(request, shared, present, round))
+        return _ask(reasons, clients, lambda present: self._clients.train(request, shared, present, round, reduction))
 
     def accept(self, client: int) -> None:
         """Make what the client's round left its state."""

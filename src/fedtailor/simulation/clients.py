@@ -13,7 +13,7 @@ from fedtailor.core import rng
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.class_means import ClassMeans
 from fedtailor.core.devices import HOST, current, to_device, to_host
-from fedtailor.core.engine import Engine, Failure, Job
+from fedtailor.core.engine import Engine, Failure, GatheringEngine, Job
 from fedtailor.core.federation import ClientInfo, Federation, Split
 from fedtailor.core.message import Problem, Upload
 from fedtailor.core.metrics import SCORE_BINS, Scores, across, add, packed
@@ -37,6 +37,7 @@ from fedtailor.simulation.quarantine import (
     problem_with_personal,
     usable_numbers,
 )
+from fedtailor.simulation.upload_sums import ReducedUpload, Reduction, map_reduced
 
 Storage = Callable[[str], MutableMapping[int, Any]]
 """Gives a mapping from clients to trees of tensors, for what its argument names: empty, unless a run is resumed."""
@@ -58,11 +59,14 @@ class TrainReply(NamedTuple):
     attempt: int
     """The request that is answered; the server uses no answers to others."""
     upload: Upload
+    """Without the fields that were reduced."""
     metrics: dict[str, Tensor]
     scores: Scores | tuple[()] = ()
     """At the evaluation point ``local``; () if there are none."""
     problem: Problem | None = None
     """Why the client's round must not be used, as far as the client sees it."""
+    reduced: ReducedUpload | None = None
+    """What the server goes on with if the upload was checked and reduced before it came; None: the server does it."""
 
 
 class PersonalizeReply(NamedTuple):
@@ -89,9 +93,22 @@ class Clients(Protocol):
         """The personal models that :meth:`personalize` kept, by client; empty if they stay elsewhere."""
 
     def train(
-        self, request: TrainRequest, shared: Any, clients: Sequence[int], round: int
+        self,
+        request: TrainRequest,
+        shared: Any,
+        clients: Sequence[int],
+        round: int,
+        reduction: Reduction | None = None,
     ) -> Iterator[tuple[int, TrainReply | Failure]]:
-        """Run a round of some clients, who receive ``shared`` and their own per-client values."""
+        """Run a round of some clients, who receive ``shared`` and their own per-client values.
+
+        Args:
+            request: what is asked.
+            shared: what all clients receive.
+            clients: who is asked.
+            round: the number of the round.
+            reduction: what the server would do with uploads, which clients of a simulation may do in its place.
+        """
 
     def accept(self, client: int) -> None:
         """Make what the client's round left its state.
@@ -192,7 +209,12 @@ class LocalClients:
         engine.begin_run()
 
     def train(
-        self, request: TrainRequest, shared: Any, clients: Sequence[int], round: int
+        self,
+        request: TrainRequest,
+        shared: Any,
+        clients: Sequence[int],
+        round: int,
+        reduction: Reduction | None = None,
     ) -> Iterator[tuple[int, TrainReply | Failure]]:
         """Run a round of some clients; a new state waits for :meth:`accept`."""
         self._trained = self._held if request.hold else {}
@@ -200,19 +222,27 @@ class LocalClients:
         program = client_program(self.algorithm, request)
         common = self._shared_inputs(shared, round)
         for group in self._groups(request, clients):
-            for client, output in group.pair(_reported(self.engine.map(program, common, group.jobs))):
+            if reduction is not None and reduction.summed and isinstance(self.engine, GatheringEngine):
+                outputs = map_reduced(self.engine, program, common, group.jobs, reduction)
+            else:
+                outputs = self.engine.map(program, common, group.jobs)
+            for client, output in group.pair(_reported(outputs)):
                 if not request.hold:
                     self._trained.clear()
                 if isinstance(output, Failure):
                     yield client, output
                     continue
                 state, upload, metrics, scores = output
-                problem = problem_at_client(state, metrics)
+                reduced = None
+                if isinstance(upload, ReducedUpload):
+                    reduced = upload
+                    upload = reduced.rest
+                problem = problem_at_client(state, metrics) if reduced is None else reduced.problem
                 if problem is None:
                     self._trained[client] = state
                 if isinstance(scores, Scores):
                     scores = packed(scores)
-                yield client, TrainReply(round, request.attempt, upload, metrics, scores, problem)
+                yield client, TrainReply(round, request.attempt, upload, metrics, scores, problem, reduced)
 
     def accept(self, client: int) -> None:
         """Make what the client's round left its state."""

@@ -20,6 +20,7 @@ from fedtailor.core.message import (
     Each,
     FieldSum,
     Mean,
+    Messages,
     Reduced,
     Sum,
     Upload,
@@ -48,6 +49,7 @@ from fedtailor.simulation.report import (
     record,
     whole_sum,
 )
+from fedtailor.simulation.upload_sums import ReducedUpload, Reduction
 
 
 def simulate(
@@ -170,7 +172,10 @@ def federate(
             done = False
             while not done:
                 attempt = server.begin_attempt(report)
-                for client, reply in clients.train(attempt.request, attempt.shared, attempt.clients, report.round):
+                replies = clients.train(
+                    attempt.request, attempt.shared, attempt.clients, report.round, attempt.reduction
+                )
+                for client, reply in replies:
                     usable = server.receive(report, attempt, client, reply)
                     if usable and not attempt.request.hold:
                         clients.accept(client)
@@ -265,6 +270,8 @@ class _Attempt:
     """The clients that train."""
     cohort: frozenset[int]
     """The clients that upload."""
+    reduction: Reduction
+    """What becomes of the uploads."""
     waiting: set[int]
     """The clients that have not answered yet."""
     sums: dict[str, FieldSum]
@@ -278,15 +285,32 @@ class _Attempt:
 
     def add(self, client: int, reply: TrainReply) -> None:
         """Enter a reply that can be used; what was added up of its upload is not kept."""
-        kept: dict[str, Mean | Sum | Each] = {}
+        kept: Upload = {}
         if client in self.cohort:
-            for name, entry in reply.upload.items():
-                if name in self.sums:
-                    assert not isinstance(entry, Each)
-                    self.sums[name].add(client, entry)
-                else:
-                    kept[name] = entry
-        self.replies[client] = reply._replace(upload=kept)
+            kept = (
+                self._add(client, reply.upload) if reply.reduced is None else self._add_reduced(client, reply.reduced)
+            )
+        self.replies[client] = reply._replace(upload=kept, reduced=None)
+
+    def _add(self, client: int, upload: Upload) -> Upload:
+        """Add an upload to the sums; return the fields that are not summed."""
+        kept: dict[str, Mean | Sum | Each] = {}
+        for name, entry in upload.items():
+            if name in self.sums:
+                assert not isinstance(entry, Each)
+                self.sums[name].add(client, entry)
+            else:
+                kept[name] = entry
+        return kept
+
+    def _add_reduced(self, client: int, upload: ReducedUpload) -> Upload:
+        """Add the sums that came with a client, if it is not in those of a neighbor; return the other fields."""
+        for name, total in self.sums.items():
+            if name in upload.sums:
+                total.add_partial(client, upload.sums[name])
+            else:
+                total.skip(client)
+        return upload.rest
 
     def skip(self, client: int) -> None:
         """Leave out a client of whom nothing can be used."""
@@ -297,6 +321,11 @@ class _Attempt:
     def uploads(self) -> dict[int, Upload]:
         """Return what is kept of the uploads of the cohort, by client."""
         return {client: reply.upload for client, reply in self.replies.items() if client in self.cohort}
+
+
+def _bytes_of(reply: TrainReply, messages: Messages) -> int:
+    """Return the bytes of the upload of a reply that can be used."""
+    return upload_bytes(reply.upload, messages) if reply.reduced is None else reply.reduced.num_bytes
 
 
 class _Server:
@@ -320,7 +349,9 @@ class _Server:
         self.num_trainable = len(roster.trainable_clients)
         self.everybody_trains = schedule.everybody_trains(algorithm)
         self.uploaded = [name for name, declared in self.messages.items() if declared.reduction != "none"]
-        self.summed = [name for name in self.uploaded if not needs_every_value(schedule.robust, self.messages[name])]
+        self.summed = tuple(
+            name for name in self.uploaded if not needs_every_value(schedule.robust, self.messages[name])
+        )
         """The fields that are added up as they arrive, so that the memory does not grow with the cohort."""
         fewest = max(schedule.participation.min_clients, schedule.fewest_uploads)
         self.participation = replace(schedule.participation, min_clients=fewest)
@@ -367,8 +398,8 @@ class _Server:
         )
         shared = self.broadcast(report.round, report.cohort)
         report.bytes_down += download_bytes(self.messages, shared) * len(clients)
-        sums = {name: FieldSum(cohort) for name in self.summed}
-        attempt = _Attempt(request, shared, clients, cohort, set(clients), sums)
+        reduction = Reduction(self.messages, self.summed, tuple(sorted(cohort)))
+        attempt = _Attempt(request, shared, clients, cohort, reduction, set(clients), reduction.begin())
         self.asked.update(self._counting(attempt))
         return attempt
 
@@ -406,13 +437,15 @@ class _Server:
             attempt.skip(client)
             add_failure(report, client, "local_update", reply)
             return False
-        problem = problem_with(reply.upload, self.messages, self.roster.num_train[client]) or reply.problem
+        problem = reply.problem
+        if reply.reduced is None:
+            problem = problem_with(reply.upload, self.messages, self.roster.num_train[client]) or problem
         if problem is not None:
             attempt.skip(client)
             add_problem(report, client, problem)
             return False
         if client in attempt.cohort:
-            attempt.bytes_up += upload_bytes(reply.upload, self.messages)
+            attempt.bytes_up += _bytes_of(reply, self.messages)
         attempt.add(client, reply)
         return True
 

@@ -2,12 +2,16 @@
 
 import os
 import signal
+import sys
 import time
+from collections import namedtuple
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core.engine import ExampleIndices, Job
 from fedtailor.simulation.programs import SharedInputs
 from fedtailor.training.step_runner import current_runner
@@ -165,3 +169,34 @@ def same(found, tensor):
     if tensor.numel():
         assert found.data_ptr() % 64 == tensor.resolve_conj().data_ptr() % 64
     assert found.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not tensor.numel()
+
+
+class Moody(namedtuple("Moody", "value")):
+    """A tuple that can be made where the tests do not run."""
+
+    def __new__(cls, value):
+        if "pytest" in sys.modules:
+            raise NotImplementedError
+        return super().__new__(cls, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odd(FedRep):
+    """FedRep with a client whose state cannot be sent back, or who fails."""
+
+    who: int
+    kind: str
+
+    def local_update(self, task, download, state, data, key):
+        update = super().local_update(task, download, state, data, key)
+        if int(key.client) != self.who:
+            return update
+        if self.kind == "fails":
+            raise ValueError(self.kind)
+        return update._replace(state=odd_tuple(self.kind)(torch.ones(())))
+
+
+def odd_tuple(kind):
+    if kind == "a tuple of a class of its own":
+        return namedtuple("Homeless", "value")
+    return Moody

@@ -4,7 +4,8 @@ Actors of the engine ``ray`` answer the same requests by the same handler.
 
 A request is a tuple of its kind and its contents; so is an answer. Requests: ``settings``, ``run`` (a run begins),
 ``tables`` (the files of the data), ``task`` (its number, the task), ``map`` (the program, its shared inputs), ``job``
-(the number of its task, and the rest of the job). Answers: ``output``, ``unreadable`` (why a request cannot be read).
+(the number of its task, and the rest of the job). Answers: ``output``, ``unreadable`` (why a request cannot be read),
+``unsendable`` (why an output that was gathered with others cannot be sent).
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import queue
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 import torch
 from torch import Tensor
 
-from fedtailor.core.engine import Failure, Job, Program, ProgramError
+from fedtailor.core.engine import Failure, Gather, Job, Program, ProgramError
 from fedtailor.core.errors import LONGEST_REASON, describe_error
 from fedtailor.core.task import Task
 from fedtailor.simulation.engines.containment import run_job
@@ -46,6 +47,7 @@ class RequestHandler:
         self.tables: list[Tensor] = []
         self.program: Program
         self.shared_inputs: Any
+        self.gather: Gather | None = None
         self.surroundings: Surroundings
         self.runner = ReplayRunner()
 
@@ -60,8 +62,20 @@ class RequestHandler:
         try:
             return encode(("output", output))
         except SerializationError as error:
-            reason = f"the program's output cannot be sent to another process: {error}"
-            return encode(("output", Failure(TypeError(reason))))
+            return encode(("output", _unsendable(error)))
+
+    def answer_together(self, requests: Sequence[bytes]) -> list[memoryview]:
+        """Return the answers to jobs whose outputs are gathered before they are sent."""
+        assert self.gather is not None
+        try:
+            jobs = [self._job(*decode(request)[1:]) for request in requests]
+        except BaseException as error:  # importing a user's module may raise anything
+            return [encode(("unreadable", describe_error(error)))] * len(requests)
+        return [_gathered_answer(output) for output in self.gather(jobs, self._outputs(jobs))]
+
+    def _outputs(self, jobs: Sequence[Job]) -> Iterator[Any]:
+        for job in jobs:
+            yield self._run(job)
 
     def hold_tables(self, tables: Sequence[Tensor]) -> None:
         """Use these tables in the maps that follow."""
@@ -80,21 +94,40 @@ class RequestHandler:
     def _handle_task(self, number: int, task: Task) -> None:
         self.tasks[number] = task
 
-    def _handle_map(self, program: Program, shared_inputs: Any) -> None:
+    def _handle_map(self, program: Program, shared_inputs: Any, gather: Gather | None = None) -> None:
         if isinstance(shared_inputs, SharedInputs):
             shared_inputs = shared_inputs._replace(x=self.tables[0], y=self.tables[1])
         self.program = program
         self.shared_inputs = shared_inputs
+        self.gather = gather
         self.surroundings = Surroundings()
 
-    def _handle_job(self, task_number: int, client: int, inputs: Any, size: int) -> Any:
-        job = Job(client, self.tasks[task_number], inputs, size)
+    def _handle_job(self, *contents: Any) -> Any:
+        return self._run(self._job(*contents))
+
+    def _job(self, task_number: int, client: int, inputs: Any, size: int) -> Job:
+        return Job(client, self.tasks[task_number], inputs, size)
+
+    def _run(self, job: Job) -> Any:
+        """Run a client's program."""
         output = run_job(self.program, self.shared_inputs, job, self.runner)
         if self.surroundings.restore():
             self.runner = ReplayRunner()  # what was recorded under other settings may be wrong
         if isinstance(output, Failure):
             return Failure(portable(output.reason))
         return output
+
+
+def _gathered_answer(output: Any) -> memoryview:
+    """Return the answer with an output that was gathered with others."""
+    try:
+        return encode(("output", output))
+    except SerializationError as error:
+        return encode(("unsendable", _unsendable(error)))
+
+
+def _unsendable(error: SerializationError) -> Failure:
+    return Failure(TypeError(f"the program's output cannot be sent to another process: {error}"))
 
 
 def portable(error: BaseException) -> BaseException:

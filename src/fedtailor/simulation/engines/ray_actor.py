@@ -67,20 +67,22 @@ class ClientActor:
         """Return where this is, and the versions on which results depend."""
         return description()
 
-    def run(self, number: int, package: Sequence[Any], jobs: Sequence[bytes]) -> list[np.ndarray]:
+    def run(self, number: int, package: Sequence[Any], jobs: Sequence[bytes], together: bool) -> list[np.ndarray]:
         """Return the answers to jobs, each as bytes (n,), which Ray sends without copying them into others.
 
         Args:
             number: of the package.
             package: its reference; in a sequence, because Ray fetches a reference that stands alone with every call.
             jobs: the encoded requests.
+            together: whether their outputs are gathered.
         """
         if number != self._package:
             unreadable = self._open(package[0])
             if unreadable is not None:
                 return [np.frombuffer(unreadable, dtype=np.uint8)] * len(jobs)
             self._package = number
-        return [np.frombuffer(self._handler.answer(job), dtype=np.uint8) for job in jobs]
+        answers = self._handler.answer_together(jobs) if together else map(self._handler.answer, jobs)
+        return [np.frombuffer(answer, dtype=np.uint8) for answer in answers]
 
     def _open(self, reference: Any) -> memoryview | None:
         """Receive a package; return the answer to a request that cannot be read, if there is one."""

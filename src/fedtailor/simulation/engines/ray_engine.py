@@ -18,8 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtailor.core.engine import Failure, Job, NoAnswer, Program
+from fedtailor.core import tree
+from fedtailor.core.engine import Failure, Gather, Job, Merge, NoAnswer, Program
 from fedtailor.core.errors import FedtailorError, RunError, describe_error
+from fedtailor.simulation.engines.dealing import Deck, LargestFirst, Neighbors
 from fedtailor.simulation.engines.ray_actor import Package, StoredTable
 from fedtailor.simulation.engines.ray_cluster import Cluster, require_ray
 from fedtailor.simulation.engines.requests import Request, Requests, encode_job, read_answer
@@ -87,12 +89,29 @@ class Ray:
             DataError: other data than those of the run arrived at an actor.
             RunError: the cluster cannot be started, others use all its CPUs, or no actor starts.
         """
+        return self._run(program, common, jobs, None, _as_it_is)
+
+    def map_gathered(
+        self, program: Program, common: Any, jobs: Sequence[Job], gather: Gather, merge: Merge
+    ) -> list[Any]:
+        """Return as :meth:`map` does what ``gather``, in actors for neighboring clients, and ``merge`` make of outputs.
+
+        Raises:
+            ConfigError: as :meth:`map`.
+            DataError: as :meth:`map`.
+            RunError: as :meth:`map`.
+        """
+        return self._run(program, common, jobs, gather, merge)
+
+    def _run(
+        self, program: Program, common: Any, jobs: Sequence[Job], gather: Gather | None, merge: Merge
+    ) -> list[Any]:
         if not jobs:
             return []
         with self._lock:
             try:
                 self._state.connect()
-                return _Deal(self._state, program, common, jobs).run()
+                return _Deal(self._state, program, common, jobs, gather, merge).run()
             except BaseException:
                 self._state.close()  # after an interruption, no client goes on
                 raise
@@ -132,8 +151,8 @@ class _State:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.num_packages = 0
-        self.answer_bytes = 0
-        """The largest answer of the last call; before the first one, the bytes of what all clients receive."""
+        self.map_bytes = 0
+        """Of what all clients receive in the last map."""
         self._failed_starts = 0
         self._tables: tuple[Tensor, ...] = ()
         self._stored: tuple[StoredTable, ...] = ()
@@ -177,7 +196,9 @@ class _State:
         self.cluster.check(found)
         actor.starting = None
 
-    def pack(self, program: Program, common: Any, jobs: Sequence[Job]) -> tuple[Any, dict[int, Request]]:
+    def pack(
+        self, program: Program, common: Any, jobs: Sequence[Job], gather: Gather | None
+    ) -> tuple[Any, dict[int, Request]]:
         """Put what the actors need for a map into the object store; return its reference, and the requests of tasks."""
         requests = self.requests.before_tables()
         tables: tuple[StoredTable, ...] = ()
@@ -186,8 +207,8 @@ class _State:
             common = common._replace(x=_IN_THE_STORE, y=_IN_THE_STORE)
         tasks = self.requests.of_tasks(jobs)
         requests |= {f"task {task.version}": task for task in tasks.values()}
-        requests["map"] = self.requests.of_map(program, common)
-        self.answer_bytes = len(requests["map"].data)  # a model goes to the clients, and one comes back
+        requests["map"] = self.requests.of_map(program, common, gather)
+        self.map_bytes = len(requests["map"].data)
         self.num_packages += 1
         data = {kind: (each.version, np.frombuffer(each.data, dtype=np.uint8)) for kind, each in requests.items()}
         self.bytes_sent += sum(len(each.data) for each in requests.values())
@@ -225,13 +246,25 @@ class _State:
 class _Deal:
     """The jobs of one map, dealt to the actors."""
 
-    def __init__(self, state: _State, program: Program, common: Any, jobs: Sequence[Job]) -> None:
+    def __init__(
+        self,
+        state: _State,
+        program: Program,
+        common: Any,
+        jobs: Sequence[Job],
+        gather: Gather | None,
+        merge: Merge,
+    ) -> None:
         self._state = state
         self._jobs = jobs
-        self._package, self._tasks = state.pack(program, common, jobs)
+        self._package, self._tasks = state.pack(program, common, jobs, gather)
         self._outputs: list[Any] = [None] * len(jobs)
-        order = sorted(range(len(jobs)), key=lambda position: (-jobs[position].size, position))
-        self._waiting = deque(order)
+        self._gathers = gather is not None
+        self._merge = merge
+        self._waiting: Deck = LargestFirst(jobs) if gather is None else Neighbors(jobs)
+        # a model goes to the clients, and one comes back; where outputs are gathered, only the client's state does
+        self._answer_bytes = max(map(_input_bytes, jobs)) if self._gathers else state.map_bytes
+        """Of the answer for one client, as far as known; where outputs are gathered, without sums for several."""
         self._suspects: deque[int] = deque()
         """Jobs whose actor was lost while it had several: each of them runs alone."""
         self._ends: Counter[int] = Counter()
@@ -274,18 +307,18 @@ class _Deal:
                 actor.runs_alone = True
             return
         while self._waiting and len(actor.calls) < _AT_ONCE:
-            self._send(actor, [self._waiting.popleft() for _ in range(self._num_next())])
+            self._send(actor, self._waiting.take(self._most_jobs()))
 
-    def _num_next(self) -> int:
-        """Return how many jobs the next call brings."""
+    def _most_jobs(self) -> int:
+        """Return how many jobs the next call may bring."""
         share = len(self._waiting) // (_SHARE * len(self._state.actors))
-        fitting = _CALL_BYTES // max(self._state.answer_bytes, 1)
+        fitting = _CALL_BYTES // max(self._answer_bytes, 1)
         return max(1, min(share, fitting, _MOST_JOBS))
 
     def _send(self, actor: _Actor, positions: list[int]) -> None:
         encoded = [self._encoded(self._jobs[position]) for position in positions]
         self._state.bytes_sent += sum(map(len, encoded))
-        reference = actor.handle.run.remote(self._state.num_packages, [self._package], encoded)
+        reference = actor.handle.run.remote(self._state.num_packages, [self._package], encoded, self._gathers)
         actor.calls[reference] = positions
 
     def _encoded(self, job: Job) -> bytes:
@@ -309,13 +342,26 @@ class _Deal:
             return
         positions = actor.calls.pop(reference)
         actor.runs_alone = False
-        self._state.answer_bytes = max(map(len, answers))
-        for position, answer in zip(positions, answers, strict=True):
-            self._state.bytes_received += len(answer)
-            self._keep(position, read_answer(answer.data, "ray"))
+        self._note_bytes([len(answer) for answer in answers])
+        found = [read_answer(answer.data, "ray") for answer in answers]
+        if self._gathers and len(found) > 1 and not all(each.arrived for each in found):
+            # sums may hold an upload of which nothing else has come
+            for position in positions:
+                self._waiting.put_back(position)
+            return
+        for position, each in zip(positions, found, strict=True):
+            self._keep(position, each.output)
+
+    def _note_bytes(self, lengths: list[int]) -> None:
+        """Note how large the answers to a call were."""
+        self._state.bytes_received += sum(lengths)
+        if not self._gathers:
+            self._answer_bytes = max(lengths)
+        elif len(lengths) > 2:
+            self._answer_bytes = sorted(lengths)[len(lengths) // 2]  # most of them bring no sums
 
     def _keep(self, position: int, output: Any) -> None:
-        self._outputs[position] = output
+        self._outputs[position] = self._merge(self._jobs[position], output)
         self._num_missing -= 1
 
     def _lose(self, actor: _Actor) -> None:
@@ -330,6 +376,14 @@ class _Deal:
             else:
                 reason = f"the actor of this client ended {_MOST_ENDS} times while it ran no other client"
                 self._keep(position, Failure(NoAnswer(reason)))
+
+
+def _as_it_is(job: Job, output: Any) -> Any:
+    return output
+
+
+def _input_bytes(job: Job) -> int:
+    return sum(leaf.nbytes for leaf in tree.leaves(job.inputs))
 
 
 def _cannot_start(reason: str) -> RunError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fedtailor.core.engine import Failure, Job, Program, ProgramError
+from fedtailor.core.engine import Failure, Gather, Job, Program, ProgramError
 from fedtailor.core.errors import ConfigError, describe_error
 from fedtailor.core.task import Task
 from fedtailor.simulation.engines.serialization import SerializationError, decode, encode
@@ -50,14 +50,14 @@ class Requests:
             "run": Request(self._num_runs, encode(("run",))),
         }
 
-    def of_map(self, program: Program, common: Any) -> Request:
-        """Return the request with a program and the inputs that all clients share.
+    def of_map(self, program: Program, common: Any, gather: Gather | None = None) -> Request:
+        """Return the request with a program, the inputs that all clients share, and what gathers outputs.
 
         Raises:
             ConfigError: it cannot be sent.
         """
         self._num_maps += 1
-        return Request(self._num_maps, encode_map(program, common, self._engine))
+        return Request(self._num_maps, encode_map(program, common, self._engine, gather))
 
     def of_tasks(self, jobs: Sequence[Job]) -> dict[int, Request]:
         """Return the requests of the tasks of jobs, by the identity of the task; the version is the task's number.
@@ -75,14 +75,14 @@ class Requests:
         return {id(job.task): known[id(job.task)] for job in jobs}
 
 
-def encode_map(program: Program, common: Any, engine: str = "processes") -> memoryview:
-    """Encode a program and the inputs that all clients share.
+def encode_map(program: Program, common: Any, engine: str = "processes", gather: Gather | None = None) -> memoryview:
+    """Encode a program, the inputs that all clients share, and what gathers outputs where they are made.
 
     Raises:
         ConfigError: it cannot be sent.
     """
     try:
-        return encode(("map", program, common))
+        return encode(("map", program, common, gather))
     except SerializationError as error:
         raise cannot_send(_unsendable_part(program), str(error), engine) from error
 
@@ -126,8 +126,16 @@ def encode_job(task_number: int, job: Job, engine: str) -> memoryview:
         raise cannot_send(f"the state of client {job.client}", str(error), engine) from error
 
 
-def read_answer(data: bytes | memoryview, engine: str) -> Any:
-    """Return what a process answered: the output of a job, or a :class:`Failure` if it cannot be read.
+class Answer(NamedTuple):
+    """What has come from another process for a job."""
+
+    output: Any
+    arrived: bool
+    """Whether the output of the program, or its failure, is here; if not, ``output`` is a :class:`Failure`."""
+
+
+def read_answer(data: bytes | memoryview, engine: str) -> Answer:
+    """Return what a process answered.
 
     Raises:
         ConfigError: the process could not read the request.
@@ -135,10 +143,11 @@ def read_answer(data: bytes | memoryview, engine: str) -> Any:
     try:
         kind, value = decode(data)
     except BaseException as error:  # the classes of an output may raise anything when they are rebuilt
-        return Failure(ProgramError(f"the program's output cannot be read: {describe_error(error)}"))
+        reason = f"the program's output cannot be read: {describe_error(error)}"
+        return Answer(Failure(ProgramError(reason)), arrived=False)
     if kind == "unreadable":
         raise cannot_send("a client's program or its inputs", value, engine)
-    return value
+    return Answer(value, arrived=kind == "output")
 
 
 def cannot_send(what: str, reason: str, engine: str) -> ConfigError:

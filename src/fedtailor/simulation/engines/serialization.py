@@ -71,9 +71,9 @@ class _Pickler(ForkingPickler):
 
     def reducer_override(self, value: Any) -> Any:
         """Return how to write a value, or ``NotImplemented`` for the usual way."""
-        if isinstance(value, nn.Parameter):
-            return _parameter, (value.detach(), value.requires_grad)
         if isinstance(value, Tensor):
+            if isinstance(value, nn.Parameter):  # asked of tensors only: the question takes long
+                return _parameter, (value.detach(), value.requires_grad)
             return tensor_from_bytes, tensor_to_bytes(value)
         if isinstance(value, torch.UntypedStorage | torch.TypedStorage):
             raise SerializationError("the storage of a tensor")

@@ -100,7 +100,7 @@ class WorkerProcess:
         if process is None or process.stdin is None or process.stdout is None:
             raise EOFError
         write_frame(process.stdin, request)
-        return read_answer(read_frame(process.stdout), _ENGINE)
+        return read_answer(read_frame(process.stdout), _ENGINE).output
 
     def _start(self, folder: str) -> None:
         """Start a process and wait until it is ready.

@@ -1,0 +1,102 @@
+"""The order in which the jobs of a map are dealt to places that run several of them at a time."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from fedtailor.core.engine import Job
+
+
+class Deck(Protocol):
+    """The positions of jobs that wait."""
+
+    def __len__(self) -> int:
+        """Return how many jobs wait."""
+
+    def take(self, most: int) -> list[int]:
+        """Return the positions of the jobs that are next: one at least, and not more than ``most``."""
+
+    def put_back(self, position: int) -> None:
+        """Make a job wait again, by itself."""
+
+
+class LargestFirst:
+    """Jobs in the order of their sizes, so that none of the long ones is the last to begin.
+
+    Example:
+        >>> from fedtailor.core.engine import Job
+        >>> deck = LargestFirst([Job(client, None, (), size) for client, size in enumerate([5, 9, 7])])
+        >>> deck.take(2)
+        [1, 2]
+    """
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._waiting = deque(sorted(range(len(jobs)), key=lambda position: (-jobs[position].size, position)))
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take(self, most: int) -> list[int]:
+        """Return the positions of the largest jobs."""
+        return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+
+    def put_back(self, position: int) -> None:
+        """Make a job wait again, before all others."""
+        self._waiting.appendleft(position)
+
+
+class Neighbors:
+    """Jobs in blocks whose clients are all those below a node of the tree of sums (:mod:`fedtailor.core.reduction`).
+
+    The block with the largest job comes first.
+
+    Example:
+        >>> from fedtailor.core.engine import Job
+        >>> deck = Neighbors([Job(client, None, (), size) for client, size in enumerate([5, 6, 9, 7, 8])])
+        >>> deck.take(3), deck.take(3), deck.take(3)
+        ([2, 3], [4], [0, 1])
+    """
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        """Begin with all jobs, whose clients differ."""
+        self._jobs = jobs
+        self._num_waiting = 0
+        self._blocks: list[tuple[int, int, list[int]]] = []
+        """A heap: of every block the largest size, negative, then its first client, then the positions."""
+        self._put(sorted(range(len(jobs)), key=lambda position: jobs[position].client))
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def take(self, most: int) -> list[int]:
+        """Return a block of at most so many positions, with the largest job in it."""
+        *_, block = heapq.heappop(self._blocks)
+        self._num_waiting -= len(block)
+        while len(block) > most:
+            block, other = sorted(self._halves(block), key=self._largest)
+            self._put(other)
+        return block
+
+    def put_back(self, position: int) -> None:
+        """Make a job wait again, as a block of its own."""
+        self._put([position])
+
+    def _put(self, block: list[int]) -> None:
+        heapq.heappush(self._blocks, (self._largest(block), self._jobs[block[0]].client, block))
+        self._num_waiting += len(block)
+
+    def _largest(self, block: Iterable[int]) -> int:
+        return -max(self._jobs[position].size for position in block)
+
+    def _halves(self, block: list[int]) -> tuple[list[int], list[int]]:
+        """Return the blocks below the two children of a block's node."""
+        first = self._jobs[block[0]].client
+        last = self._jobs[block[-1]].client
+        level = (first ^ last).bit_length() - 1
+        middle = (last >> level) << level
+        place = bisect_left(block, middle, key=lambda position: self._jobs[position].client)
+        return block[:place], block[place:]

@@ -1,0 +1,140 @@
+"""Uploads that are checked and added up where they are made, so that the server receives sums of several clients.
+
+The server adds uploads in a tree over client ids (:mod:`fedtailor.core.reduction`). An engine whose clients run in
+several places makes parts of that tree there. The total has the same bits, whoever runs where.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from fedtailor.core.engine import Failure, GatheringEngine, Job, Program
+from fedtailor.core.message import FieldSum, Messages, PartialSum, Problem, Upload, problem_with
+from fedtailor.core.packing import upload_bytes
+from fedtailor.simulation.quarantine import problem_at_client
+
+
+class Reduction(NamedTuple):
+    """What the server does with the uploads of a round before it aggregates."""
+
+    messages: Messages
+    summed: tuple[str, ...]
+    """The fields of which it needs no more than a mean or sum."""
+    cohort: tuple[int, ...]
+    """The clients whose uploads count, in the order of their ids."""
+
+    def begin(self) -> dict[str, FieldSum]:
+        """Return the sums of the fields, to which nothing was added yet."""
+        return {name: FieldSum(self.cohort) for name in self.summed}
+
+
+class ReducedUpload(NamedTuple):
+    """What the server receives in place of an upload that was checked and added to those of neighbors."""
+
+    problem: Problem | None
+    """Why the client's round must not be used. Nothing of it is in a sum then."""
+    num_bytes: int
+    """Of the upload; 0 if it does not count."""
+    sums: Mapping[str, PartialSum]
+    """Of this client and of neighbors, by field; empty if those of this client came with a neighbor's."""
+    rest: Upload
+    """The fields that are not summed."""
+
+
+class UploadSums:
+    """The sums of some clients' uploads; it is made where they run, and again where several such places send theirs."""
+
+    def __init__(self, reduction: Reduction, jobs: Iterable[Job]) -> None:
+        """Begin with the jobs of these clients, any part of the round."""
+        self._reduction = reduction
+        clients = [job.client for job in jobs]
+        self._members = frozenset(client for client in clients if self._place(client) is not None)
+        expected = self._with_neighbors()
+        self._totals = {name: FieldSum(expected) for name in reduction.summed}
+
+    def _place(self, client: int) -> int | None:
+        """Return where a client stands in the cohort; None if it does not belong to it."""
+        cohort = self._reduction.cohort
+        place = bisect.bisect_left(cohort, client)
+        return place if place < len(cohort) and cohort[place] == client else None
+
+    def _with_neighbors(self) -> set[int]:
+        """Return the clients with the ones before and after each of them: they decide what can be joined."""
+        cohort = self._reduction.cohort
+        expected: set[int] = set()
+        for client in self._members:
+            place = bisect.bisect_left(cohort, client)
+            expected.update(cohort[max(place - 1, 0) : place + 2])
+        return expected
+
+    def reduce(self, job: Job, output: Any) -> Any:
+        """Check and add what a client uploads; return its output without what was added."""
+        if isinstance(output, Failure):
+            self._skip(job.client)
+            return output
+        problem = problem_with(output.upload, self._reduction.messages, job.size)
+        problem = problem or problem_at_client(output.state, output.metrics)
+        if problem is not None or job.client not in self._members:
+            self._skip(job.client)
+            return output._replace(upload=ReducedUpload(problem, 0, {}, {}))
+        num_bytes = upload_bytes(output.upload, self._reduction.messages)
+        rest = dict(output.upload)
+        for name, total in self._totals.items():
+            total.add(job.client, rest.pop(name))
+        return output._replace(upload=ReducedUpload(None, num_bytes, {}, rest))
+
+    def merge(self, job: Job, output: Any) -> Any:
+        """Add the sums that came with a client's output; return the output without them."""
+        if isinstance(output, Failure) or not output.upload.sums:
+            self._skip(job.client)
+            return output
+        for name, total in self._totals.items():
+            total.add_partial(job.client, output.upload.sums[name])
+        return output._replace(upload=output.upload._replace(sums={}))
+
+    def _skip(self, client: int) -> None:
+        if client in self._members:
+            for total in self._totals.values():
+                total.skip(client)
+
+    def attach(self, jobs: Sequence[Job], outputs: Sequence[Any]) -> list[Any]:
+        """Return outputs with the sums, each at the client under whose id it goes."""
+        parts = {name: total.parts() for name, total in self._totals.items()}
+        return [_with_sums(job.client, output, parts) for job, output in zip(jobs, outputs, strict=True)]
+
+
+def _with_sums(client: int, output: Any, parts: Mapping[str, Mapping[int, PartialSum]]) -> Any:
+    sums = {name: of_field[client] for name, of_field in parts.items() if client in of_field}
+    return output._replace(upload=output.upload._replace(sums=sums)) if sums else output
+
+
+def reduce_uploads(jobs: Sequence[Job], outputs: Iterable[Any], *, reduction: Reduction) -> list[Any]:
+    """Return outputs of clients' rounds with :class:`ReducedUpload` in place of their uploads.
+
+    Args:
+        jobs: of the clients.
+        outputs: of their programs, in the same order, or :class:`Failure`. Each upload is dropped before the next one
+            is taken.
+        reduction: what the server would do.
+    """
+    sums = UploadSums(reduction, jobs)
+    reduced = []
+    for job, output in zip(jobs, outputs, strict=True):
+        reduced.append(sums.reduce(job, output))
+    return sums.attach(jobs, reduced)
+
+
+def map_reduced(
+    engine: GatheringEngine, program: Program, common: Any, jobs: Sequence[Job], reduction: Reduction
+) -> list[Any]:
+    """Run clients' rounds on an engine that reduces uploads where they are made; return outputs with what is left.
+
+    The sums of several places are added up as they come, so that few of them are in memory.
+    """
+    sums = UploadSums(reduction, jobs)
+    gather = partial(reduce_uploads, reduction=reduction)
+    outputs = engine.map_gathered(program, common, jobs, gather, sums.merge)
+    return sums.attach(jobs, outputs)
