@@ -114,7 +114,7 @@ def reports(algorithm, engine, federation, rounds=2):
 
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_same_bits_where_actors_reduce_uploads(pool, algorithm):
-    federation = make_federation(perceptron())
+    federation = many_clients(64)
     expected = reports(build(algorithm), Reference(), federation)
     assert_same_reports(reports(build(algorithm), pool, federation), expected)
 
@@ -136,7 +136,7 @@ def test_actors_send_sums_of_neighbors(pool):
 
 @pytest.mark.parametrize("kind", ["a tuple of a class of its own", "a tuple that cannot be read"])
 def test_what_cannot_be_sent_is_in_no_sum(pool, kind):
-    federation = make_federation(perceptron())
+    federation = many_clients(64)
     algorithm = programs.Odd(training=TRAINING, kind=kind, who=2)
     found = reports(algorithm, pool, federation)
     assert [event["client"] for event in found[0].events if event["kind"] == "failed"] == [2]

@@ -24,6 +24,7 @@ import torch
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core import tree
 from fedtailor.core.message import Each, Mean
+from fedtailor.simulation.upload_sums import ReducedUpload
 
 FAULTY = 2
 """The client that misbehaves."""
@@ -364,6 +365,9 @@ fault("quarantine", "another field")(
 )
 fault("quarantine", "another reduction")(
     returning(lambda update: update._replace(upload={"body": Each(update.upload["body"].value)}))
+)
+fault("quarantine", "what stands for a reduced upload")(
+    returning(lambda update: update._replace(upload=ReducedUpload(None, 0, {}, {})))
 )
 fault("quarantine", "a field without a reduction")(
     returning(lambda update: update._replace(upload={"body": update.upload["body"].value}))

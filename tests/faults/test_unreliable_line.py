@@ -78,7 +78,7 @@ class Line:
     def __getattr__(self, name):
         return getattr(self.clients, name)
 
-    def train(self, request, shared, clients, round):
+    def train(self, request, shared, clients, round, reduction=None):
         arriving = list(self.earlier) if self.weather.late else []
         held = replace(request, hold=True)  # they keep their new states until the server has accepted them
         answers = list(self.clients.train(held, shared, clients, round))

@@ -15,12 +15,12 @@ class InPlaces(Reference):
         self.places = places
         self.random = random.Random(seed)
         self.num_outputs = 0
-        self.num_sums = 0
+        self.sums = []
 
     def map_gathered(self, program, common, jobs, gather, merge):
         outputs = [None] * len(jobs)
         place_of = [self.random.randrange(self.places) for _ in jobs]
-        for place in range(self.places):
+        for place in set(place_of):
             positions = [position for position in range(len(jobs)) if place_of[position] == place]
             here = [jobs[position] for position in positions]
             gathered = gather(here, self.map(program, common, here))
@@ -33,6 +33,12 @@ class InPlaces(Reference):
         return outputs
 
     def count(self, outputs):
-        """Note how many outputs there are, and how many of them bring sums."""
+        """Note how many outputs there are, and what they bring for the sums of the first field."""
         self.num_outputs += len(outputs)
-        self.num_sums += sum(bool(output.upload.sums) for output in outputs if hasattr(output, "upload"))
+        for output in outputs:
+            if not isinstance(output, Failure):
+                self.sums += list(output.upload.sums.values())[:1]
+
+    @property
+    def num_sums(self):
+        return len(self.sums)

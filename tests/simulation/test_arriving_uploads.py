@@ -30,7 +30,7 @@ class Watched:
     def __getattr__(self, name):
         return getattr(self.clients, name)
 
-    def train(self, request, shared, clients, round):
+    def train(self, request, shared, clients, round, reduction=None):
         held = replace(request, hold=True)  # new states wait, as answers come in any order
         answers = list(self.clients.train(held, shared, clients, round))
         random.Random(self.order).shuffle(answers)

@@ -95,7 +95,7 @@ class Sites:
             alone = replace(federation, splits=splits)
             self.sites[client] = LocalClients(algorithm, alone, Reference(), seed=SEED)
 
-    def train(self, request, shared, clients, round):
+    def train(self, request, shared, clients, round, reduction=None):
         for client in clients:
             yield from self.sites[client].train(request, shared, [client], round)
 

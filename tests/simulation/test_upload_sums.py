@@ -1,5 +1,6 @@
 """Uploads that are reduced where clients run: the same bits, and everything else of a run as it is otherwise."""
 
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -9,6 +10,7 @@ from contract.cases import ALGORITHMS, build, small_federation
 from faults.bad_clients import FAULTS, BadClient
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core import tree
+from fedtailor.core.message import PartialSum
 from fedtailor.core.participation import Participation
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
@@ -22,9 +24,9 @@ TRAINING = Training(lr=0.1, epochs=1, batch_size=5)
 SOME = Participation(plan="fixed", count=4, full_last_round=False)
 
 
-def reports(algorithm, engine, federation, **options):
+def reports(algorithm, engine, federation, events=(), **options):
     schedule = Schedule(**{"rounds": 3, "evaluate_every": 1, "personalized_every": 1, **options})
-    return list(simulate(algorithm, federation, engine, schedule, seed=3))
+    return list(simulate(algorithm, federation, engine, schedule, seed=3, events=events))
 
 
 def assert_same_anywhere(algorithm, federation, **options):
@@ -90,6 +92,56 @@ class NotFinite(FedRep):
             for name, entry in update.upload.items()
         }
         return update._replace(upload=spoiled)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rough(FedRep):
+    """FedRep with clients who fail, or send a wrong weight, or a state that is not finite, by chance."""
+
+    salt: int = 0
+
+    def init_client(self, task, info, key):
+        if int(key.client) == self.salt % 7:
+            raise ValueError("no start")
+        return super().init_client(task, info, key)
+
+    def local_update(self, task, download, state, data, key):
+        update = super().local_update(task, download, state, data, key)
+        luck = random.Random(f"{self.salt} {int(key.client)} {int(key.round)} {key.purpose}").random()
+        if luck < 0.2:
+            raise ValueError("bad luck")
+        if luck < 0.4:
+            heavier = {name: entry._replace(weight=entry.weight + 1) for name, entry in update.upload.items()}
+            return update._replace(upload=heavier)
+        if luck < 0.5:
+            return update._replace(state=tree.map(lambda leaf: leaf * torch.nan, update.state))
+        return update
+
+
+def absence(round, client):
+    return {"kind": "absent", "round": round, "client": client, "stage": "local_update", "reason": "late"}
+
+
+@pytest.mark.parametrize("salt", range(8))
+def test_whatever_happens_to_clients_happens_anywhere(salt, monkeypatch):
+    monkeypatch.setattr(clients, "_LARGEST_GROUP", (512, 3, 4)[salt % 3])
+    algorithm = Rough(training=TRAINING, salt=salt)
+    options = [{}, {"participation": Participation(min_clients=2)}, {"participation": SOME, "train": "all"}][salt % 3]
+    events = [absence(1, salt % 5), absence(2, (salt + 3) % 7)] if salt % 2 else []
+    expected = reports(algorithm, Reference(), small_federation("mlp"), events, **options)
+    found = reports(algorithm, InPlaces(1 + salt % 3, seed=salt), small_federation("mlp"), events, **options)
+    assert_same_reports(found, expected)
+    assert any(event["kind"] == "failed" for report in found for event in report.events)
+
+
+def test_an_upload_that_is_alone_comes_as_it_is():
+    by_client = {1: [], 3: []}
+    for places, found in by_client.items():
+        engine = InPlaces(places)
+        reports(build("fedavg"), engine, small_federation("mlp"), rounds=1)
+        found += engine.sums
+    assert [isinstance(each, PartialSum) for each in by_client[1]] == [True]
+    assert {isinstance(each, PartialSum) for each in by_client[3]} == {True, False}
 
 
 @pytest.mark.parametrize("what", ["upload", "state"])

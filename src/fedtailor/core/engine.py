@@ -91,9 +91,9 @@ class GatheringEngine(Engine, Protocol):
     ) -> list[Any]:
         """Return as :meth:`map` does what ``gather``, and then ``merge``, make of the outputs.
 
-        ``gather`` is called for clients with neighboring ids, in the order of their ids. Which of them run in one place
-        is not known beforehand. If the output of one cannot be sent or read, each of the others is gathered alone.
-        ``merge`` is called once for every job, in this process, in any order.
+        ``gather`` is called for a client, or for several with neighboring ids in the order of their ids. Which of them
+        run in one place is not known beforehand. If the output of one cannot be sent or read, all of them run again,
+        each alone. ``merge`` is called once for every job, in this process, in any order.
         """
 
 

@@ -132,23 +132,16 @@ class FieldSum:
         """Begin with the ids of the clients who may send the field."""
         self._total = ArrivingSum[PartialSum](clients, _joined)
 
-    def add(self, client: int, entry: Mean | Sum) -> None:
-        """Add what a client sent; it stays as it is, and can be dropped.
+    def add(self, client: int, entry: Mean | Sum | PartialSum) -> None:
+        """Add what a client sent, or one of the :meth:`parts` of another sum under the id that it has there.
+
+        What a client sent stays as it is, and can be dropped. The memory of a part is used. The other clients that are
+        in the part must be skipped.
 
         Raises:
             KeyError: the client is not expected, or not any more.
         """
-        self._total.add(client, _weighted(entry))
-
-    def add_partial(self, client: int, part: PartialSum) -> None:
-        """Add one of the :meth:`parts` of another sum, under the id that it has there; its memory is used.
-
-        The other clients that are in the part must be skipped.
-
-        Raises:
-            KeyError: the client is not expected, or not any more.
-        """
-        self._total.add(client, part)
+        self._total.add(client, entry if isinstance(entry, PartialSum) else _weighted(entry))
 
     def skip(self, client: int) -> None:
         """Note that nothing of a client counts, or that it is in the part of another one.

@@ -222,8 +222,10 @@ class LocalClients:
         program = client_program(self.algorithm, request)
         common = self._shared_inputs(shared, round)
         for group in self._groups(request, clients):
+            reduces = False
             if reduction is not None and reduction.summed and isinstance(self.engine, GatheringEngine):
-                outputs = map_reduced(self.engine, program, common, group.jobs, reduction)
+                reduces = True
+                outputs = map_reduced(self.engine, program, common, group.jobs, self.algorithm, reduction)
             else:
                 outputs = self.engine.map(program, common, group.jobs)
             for client, output in group.pair(_reported(outputs)):
@@ -233,10 +235,10 @@ class LocalClients:
                     yield client, output
                     continue
                 state, upload, metrics, scores = output
-                reduced = None
-                if isinstance(upload, ReducedUpload):
+                reduced: ReducedUpload | None = None
+                if reduces:
                     reduced = upload
-                    upload = reduced.rest
+                    upload = upload.rest
                 problem = problem_at_client(state, metrics) if reduced is None else reduced.problem
                 if problem is None:
                     self._trained[client] = state

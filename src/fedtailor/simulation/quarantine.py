@@ -30,7 +30,7 @@ def problem_at_client(state: Any, metrics: Mapping[str, Any]) -> Problem | None:
     """
     try:
         finite = all_finite(state)
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         return Problem("state", "", f"client state: {error}")
     if not finite:
         return Problem("not finite", "", "client state: values that are not finite")

@@ -286,10 +286,10 @@ class _Attempt:
     def add(self, client: int, reply: TrainReply) -> None:
         """Enter a reply that can be used; what was added up of its upload is not kept."""
         kept: Upload = {}
-        if client in self.cohort:
-            kept = (
-                self._add(client, reply.upload) if reply.reduced is None else self._add_reduced(client, reply.reduced)
-            )
+        if client in self.cohort and reply.reduced is None:
+            kept = self._add(client, reply.upload)
+        elif client in self.cohort and reply.reduced is not None:
+            kept = self._add_reduced(client, reply.reduced)
         self.replies[client] = reply._replace(upload=kept, reduced=None)
 
     def _add(self, client: int, upload: Upload) -> Upload:
@@ -307,7 +307,7 @@ class _Attempt:
         """Add the sums that came with a client, if it is not in those of a neighbor; return the other fields."""
         for name, total in self.sums.items():
             if name in upload.sums:
-                total.add_partial(client, upload.sums[name])
+                total.add(client, upload.sums[name])
             else:
                 total.skip(client)
         return upload.rest
@@ -398,7 +398,7 @@ class _Server:
         )
         shared = self.broadcast(report.round, report.cohort)
         report.bytes_down += download_bytes(self.messages, shared) * len(clients)
-        reduction = Reduction(self.messages, self.summed, tuple(sorted(cohort)))
+        reduction = Reduction(self.summed, tuple(sorted(cohort)))
         attempt = _Attempt(request, shared, clients, cohort, reduction, set(clients), reduction.begin())
         self.asked.update(self._counting(attempt))
         return attempt

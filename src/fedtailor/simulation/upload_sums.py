@@ -11,16 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Failure, GatheringEngine, Job, Program
-from fedtailor.core.message import FieldSum, Messages, PartialSum, Problem, Upload, problem_with
+from fedtailor.core.message import FieldSum, Mean, Messages, PartialSum, Problem, Sum, Upload, problem_with
 from fedtailor.core.packing import upload_bytes
 from fedtailor.simulation.quarantine import problem_at_client
+
+Entries = Mapping[str, Mean | Sum | PartialSum]
+"""What goes to the sums under the id of one client, by field: its own upload, or the sum of several."""
 
 
 class Reduction(NamedTuple):
     """What the server does with the uploads of a round before it aggregates."""
 
-    messages: Messages
     summed: tuple[str, ...]
     """The fields of which it needs no more than a mean or sum."""
     cohort: tuple[int, ...]
@@ -38,8 +41,8 @@ class ReducedUpload(NamedTuple):
     """Why the client's round must not be used. Nothing of it is in a sum then."""
     num_bytes: int
     """Of the upload; 0 if it does not count."""
-    sums: Mapping[str, PartialSum]
-    """Of this client and of neighbors, by field; empty if those of this client came with a neighbor's."""
+    sums: Entries
+    """Of this client and of neighbors; empty if those of this client came with a neighbor's."""
     rest: Upload
     """The fields that are not summed."""
 
@@ -54,6 +57,10 @@ class UploadSums:
         self._members = frozenset(client for client in clients if self._place(client) is not None)
         expected = self._with_neighbors()
         self._totals = {name: FieldSum(expected) for name in reduction.summed}
+        self._has_any = False
+        """Whether an upload was reduced."""
+        self._alone: tuple[int, Entries] | None = None
+        """The first one, until there is a second."""
 
     def _place(self, client: int) -> int | None:
         """Return where a client stands in the cohort; None if it does not belong to it."""
@@ -70,20 +77,19 @@ class UploadSums:
             expected.update(cohort[max(place - 1, 0) : place + 2])
         return expected
 
-    def reduce(self, job: Job, output: Any) -> Any:
+    def reduce(self, job: Job, output: Any, messages: Messages) -> Any:
         """Check and add what a client uploads; return its output without what was added."""
         if isinstance(output, Failure):
             self._skip(job.client)
             return output
-        problem = problem_with(output.upload, self._reduction.messages, job.size)
-        problem = problem or problem_at_client(output.state, output.metrics)
+        problem = problem_with(output.upload, messages, job.size) or problem_at_client(output.state, output.metrics)
         if problem is not None or job.client not in self._members:
             self._skip(job.client)
             return output._replace(upload=ReducedUpload(problem, 0, {}, {}))
-        num_bytes = upload_bytes(output.upload, self._reduction.messages)
+        num_bytes = upload_bytes(output.upload, messages)
         rest = dict(output.upload)
-        for name, total in self._totals.items():
-            total.add(job.client, rest.pop(name))
+        entries = {name: rest.pop(name) for name in self._totals}
+        self._add_unless_alone(job.client, entries)
         return output._replace(upload=ReducedUpload(None, num_bytes, {}, rest))
 
     def merge(self, job: Job, output: Any) -> Any:
@@ -91,9 +97,23 @@ class UploadSums:
         if isinstance(output, Failure) or not output.upload.sums:
             self._skip(job.client)
             return output
-        for name, total in self._totals.items():
-            total.add_partial(job.client, output.upload.sums[name])
+        self._add(job.client, output.upload.sums)
         return output._replace(upload=output.upload._replace(sums={}))
+
+    def _add_unless_alone(self, client: int, entries: Entries) -> None:
+        """Add an upload if there is another one: one alone is sent as it is, which takes half of the bytes of a sum."""
+        if self._alone is not None:
+            self._add(*self._alone)
+            self._alone = None
+        elif not self._has_any:
+            self._has_any = True
+            self._alone = (client, entries)
+            return
+        self._add(client, entries)
+
+    def _add(self, client: int, entries: Entries) -> None:
+        for name, total in self._totals.items():
+            total.add(client, entries[name])
 
     def _skip(self, client: int) -> None:
         if client in self._members:
@@ -102,39 +122,59 @@ class UploadSums:
 
     def attach(self, jobs: Sequence[Job], outputs: Sequence[Any]) -> list[Any]:
         """Return outputs with the sums, each at the client under whose id it goes."""
-        parts = {name: total.parts() for name, total in self._totals.items()}
-        return [_with_sums(job.client, output, parts) for job, output in zip(jobs, outputs, strict=True)]
+        entries = self._entries()
+        attached = []
+        for job, output in zip(jobs, outputs, strict=True):
+            if job.client in entries:
+                output = output._replace(upload=output.upload._replace(sums=entries[job.client]))
+            attached.append(output)
+        return attached
+
+    def _entries(self) -> dict[int, Entries]:
+        """Return what goes to the server, by client."""
+        if self._alone is not None:
+            client, entries = self._alone
+            return {client: entries}
+        found: dict[int, dict[str, PartialSum]] = {}
+        for name, total in self._totals.items():
+            for client, part in total.parts().items():
+                found.setdefault(client, {})[name] = part
+        return dict(found)
 
 
-def _with_sums(client: int, output: Any, parts: Mapping[str, Mapping[int, PartialSum]]) -> Any:
-    sums = {name: of_field[client] for name, of_field in parts.items() if client in of_field}
-    return output._replace(upload=output.upload._replace(sums=sums)) if sums else output
-
-
-def reduce_uploads(jobs: Sequence[Job], outputs: Iterable[Any], *, reduction: Reduction) -> list[Any]:
+def reduce_uploads(
+    jobs: Sequence[Job], outputs: Iterable[Any], *, algorithm: Algorithm[Any, Any, Any], reduction: Reduction
+) -> list[Any]:
     """Return outputs of clients' rounds with :class:`ReducedUpload` in place of their uploads.
 
     Args:
-        jobs: of the clients.
+        jobs: of the clients, whose messages are the same.
         outputs: of their programs, in the same order, or :class:`Failure`. Each upload is dropped before the next one
             is taken.
+        algorithm: declares the messages.
         reduction: what the server would do.
     """
+    messages = algorithm.messages(algorithm.bind(jobs[0].task))
     sums = UploadSums(reduction, jobs)
     reduced = []
     for job, output in zip(jobs, outputs, strict=True):
-        reduced.append(sums.reduce(job, output))
+        reduced.append(sums.reduce(job, output, messages))
     return sums.attach(jobs, reduced)
 
 
 def map_reduced(
-    engine: GatheringEngine, program: Program, common: Any, jobs: Sequence[Job], reduction: Reduction
+    engine: GatheringEngine,
+    program: Program,
+    common: Any,
+    jobs: Sequence[Job],
+    algorithm: Algorithm[Any, Any, Any],
+    reduction: Reduction,
 ) -> list[Any]:
     """Run clients' rounds on an engine that reduces uploads where they are made; return outputs with what is left.
 
     The sums of several places are added up as they come, so that few of them are in memory.
     """
     sums = UploadSums(reduction, jobs)
-    gather = partial(reduce_uploads, reduction=reduction)
+    gather = partial(reduce_uploads, algorithm=algorithm, reduction=reduction)
     outputs = engine.map_gathered(program, common, jobs, gather, sums.merge)
     return sums.attach(jobs, outputs)

@@ -3,9 +3,9 @@
 Actors of the engine ``ray`` answer the same requests by the same handler.
 
 A request is a tuple of its kind and its contents; so is an answer. Requests: ``settings``, ``run`` (a run begins),
-``tables`` (the files of the data), ``task`` (its number, the task), ``map`` (the program, its shared inputs), ``job``
-(the number of its task, and the rest of the job). Answers: ``output``, ``unreadable`` (why a request cannot be read),
-``unsendable`` (why an output that was gathered with others cannot be sent).
+``tables`` (the files of the data), ``task`` (its number, the task), ``map`` (the program, its shared inputs, what
+gathers outputs), ``job`` (the number of its task, and the rest of the job). Answers: ``output``, ``unreadable`` (why a
+request cannot be read), ``unsendable`` (why an output that was gathered with others cannot be sent).
 """
 
 from __future__ import annotations

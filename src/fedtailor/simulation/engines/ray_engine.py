@@ -26,6 +26,7 @@ from fedtailor.simulation.engines.ray_actor import Package, StoredTable
 from fedtailor.simulation.engines.ray_cluster import Cluster, require_ray
 from fedtailor.simulation.engines.requests import Request, Requests, encode_job, read_answer
 from fedtailor.simulation.engines.serialization import tensor_to_bytes
+from fedtailor.simulation.engines.workers import return_pages
 from fedtailor.simulation.programs import SharedInputs
 
 _IN_THE_STORE = torch.empty(0)
@@ -47,7 +48,7 @@ _PATIENCE = 60
 
 
 class Ray:
-    """Runs clients in actors of a Ray cluster, the largest first. They start with the first call of :meth:`map`."""
+    """Runs clients in actors of a Ray cluster, the largest first. Actors start with the first call."""
 
     name = "ray"
 
@@ -111,10 +112,12 @@ class Ray:
         with self._lock:
             try:
                 self._state.connect()
-                return _Deal(self._state, program, common, jobs, gather, merge).run()
+                outputs = _Deal(self._state, program, common, jobs, gather, merge).run()
             except BaseException:
                 self._state.close()  # after an interruption, no client goes on
                 raise
+        return_pages()
+        return outputs
 
     def close(self) -> None:
         """End the actors, and the connection or the cluster; a later :meth:`map` begins anew."""
@@ -357,8 +360,11 @@ class _Deal:
         self._state.bytes_received += sum(lengths)
         if not self._gathers:
             self._answer_bytes = max(lengths)
-        elif len(lengths) > 2:
-            self._answer_bytes = sorted(lengths)[len(lengths) // 2]  # most of them bring no sums
+        elif len(lengths) == 1:
+            self._answer_bytes = min(self._answer_bytes, lengths[0])
+        else:
+            largest = max(lengths)  # it brings the sum
+            self._answer_bytes = (sum(lengths) - largest) // (len(lengths) - 1)
 
     def _keep(self, position: int, output: Any) -> None:
         self._outputs[position] = self._merge(self._jobs[position], output)
