@@ -112,6 +112,25 @@ def test_more_seeds_have_the_tolerance_stated_for_them(paper):
     assert three["deviation"] == pytest.approx(0.03 / 3**0.5) and three["sem"] == pytest.approx(0.01)
 
 
+def test_the_best_round_is_the_highest_in_which_the_scored_clients_were_scored(paper):
+    found = record(paper, "a", "local", 0, personalized=0.5)
+    found["result"]["metrics"]["personalized"]["clients"] = {"evaluated": 4.0}
+    point = {"point": "personalized", "clients": "known", "evaluated": 4.0}
+    found["curve"] = [
+        {**point, "round": 1, "mean": 0.6},
+        {**point, "round": 2, "mean": 0.5},
+        {**point, "round": 1, "mean": 0.7, "evaluated": 1.0},
+        {**point, "round": 1, "mean": 0.8, "clients": "new"},
+        {**point, "round": 1, "mean": 0.9, "point": "local"},
+    ]
+    judged = row(paper, [found], column="a", method="local")
+    assert (judged["best_of_rounds"], judged["value"], judged["verdict"]) == (0.6, 0.5, "within")
+    other = {**found, "seed": 1, "curve": [{**point, "round": 2, "mean": 0.5}]}
+    assert row(paper, [found, other], column="a", method="local")["best_of_rounds"] == pytest.approx(0.55)
+    without = record(paper, "a", "local", 1, personalized=0.5)
+    assert row(paper, [found, without], column="a", method="local")["best_of_rounds"] is None
+
+
 def test_what_is_not_printed_or_not_run_has_no_verdict(paper, tmp_path):
     records = [record(paper, "b", "fedavg", 0, **{"global": 0.41})]
     assert row(paper, records, column="b", method="fedavg")["verdict"] is None

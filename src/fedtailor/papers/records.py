@@ -20,6 +20,7 @@ DEFAULT_FOLDER = "experiments/results"
 _NEEDED = ("digest", "seed", "result")
 _LONG = ("recall", "by_class", "confusion")
 """Figures by class, which are not kept."""
+_FIGURES_OF_CURVES = ("mean", "pooled")
 _ROUNDING = 1e-9
 """A difference of exactly the tolerance must not be outside because of floating-point numbers."""
 _FLAT_LIST = re.compile(r"\[[^][{}\"]*\]")
@@ -64,6 +65,23 @@ def read_score(reading: Reading, result: Mapping[str, Any]) -> float | None:
     metrics = _metrics(reading, result)
     value = metrics.get("accuracy", {}).get(reading.score.figure)
     return None if value is None else float(value)
+
+
+def best_of_rounds(reading: Reading, record: Record) -> float | None:
+    """Return the highest value of a number over the rounds in which all clients behind it were scored.
+
+    The last round is one of them. None if the record has no curve, or curves do not have the number.
+    """
+    score = reading.score
+    scored = _metrics(reading, record["result"]).get("clients", {}).get("evaluated")
+    if score.condition or score.figure not in _FIGURES_OF_CURVES:
+        return None
+    values = [
+        each[score.figure]
+        for each in record.get("curve", [])
+        if (each["point"], each["clients"], each["evaluated"]) == (score.point, score.clients, scored)
+    ]
+    return max(values, default=None)
 
 
 def write_record(folder: Path, record: Record) -> Path:
@@ -116,7 +134,8 @@ def compare(paper: Paper, table: str, records: Sequence[Record]) -> list[Record]
     """Return one row per number of a table: the paper's, the mean of our records over seeds, and the verdict.
 
     ``verdict`` is ``within`` or ``outside`` the paper's tolerance for so many seeds; None where there is no printed
-    number, no record or no tolerance.
+    number, no record or no tolerance. ``best_of_rounds`` is the mean over seeds of the highest value during the run;
+    None where a record does not have it. It is chosen on test examples, so no verdict uses it.
     """
     return [_row(cell, reading, records_of(cell, records)) for cell in cells(paper, table) for reading in cell.readings]
 
@@ -124,9 +143,10 @@ def compare(paper: Paper, table: str, records: Sequence[Record]) -> list[Record]
 def _row(cell: Cell, reading: Reading, own: Sequence[Record]) -> Record:
     found = [(record, read_score(reading, record["result"])) for record in own]
     values = [value for _, value in found if value is not None]
-    mean = math.fsum(values) / len(values) if values else None
+    mean = _mean_of_all(values)
     described = describe(reading, mean)
     tolerance = cell.paper.tolerance_of(len(values))
+    best = [best_of_rounds(reading, record) for record, value in found if value is not None]
     evaluated = [_metrics(reading, record["result"]).get("clients", {}).get("evaluated") for record in own]
     splits = {record.get("provenance", {}).get("split_sha256") for record, value in found if value is not None}
     return {
@@ -139,6 +159,7 @@ def _row(cell: Cell, reading: Reading, own: Sequence[Record]) -> Record:
         "tolerance": tolerance,
         "verdict": _verdict(described["difference"], tolerance),
         "explanation": cell.paper.explanation_of(cell.column, cell.method, reading.name),
+        "best_of_rounds": _mean_of_all(best),
         "spread": reading.spread,
         "deviation": _deviation(values),
         "sem": _standard_error(values),
@@ -163,6 +184,12 @@ def _verdict(difference: float | None, tolerance: float | None) -> str | None:
     if difference is None or tolerance is None:
         return None
     return "within" if abs(difference) <= tolerance + _ROUNDING else "outside"
+
+
+def _mean_of_all(values: Sequence[float | None]) -> float | None:
+    """Return the mean; None without values, or if one is not known."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
 
 
 def _deviation(values: Sequence[float]) -> float | None:
