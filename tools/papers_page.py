@@ -10,7 +10,7 @@ from fedtailor.papers.costs import OTHER_NETWORKS, estimate
 from fedtailor.papers.plan import read_plan
 from fedtailor.papers.records import compare, read_records, records_of
 from fedtailor.papers.tables import Cell, Paper, cells, load_paper, paper_names
-from fedtailor.papers.verdicts import count, judged_numbers, sentence
+from fedtailor.papers.verdicts import count, judged_numbers, places_by_explanation, sentence
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS = ROOT / "experiments"
@@ -180,10 +180,10 @@ def verdicts(paper: Paper, rows: list[Record], records: list[Record]) -> str:
     body = [verdict_cells(paper, row, records) for row in rows]
     share = f"{count_of_paper.runs_within} of {count_of_paper.runs} runs are within tolerance."
     lines = [f"## {NAMES[paper.name]}", f"{share} Accuracies are in percent.{kind}", table(head, body)]
-    outside = [row for row in rows if row["verdict"] == "outside"]
-    if outside:
+    places = places_by_explanation(paper, rows)
+    if places:
         lines.append("Outside tolerance:")
-        lines.append("\n".join(f"* {explained(paper, row)}" for row in outside))
+        lines.append("\n".join(f"* **{where}.** {text}" for text, where in places.items()))
     return "\n\n".join(lines)
 
 
@@ -212,14 +212,6 @@ def verdict_cells(paper: Paper, row: Record, records: list[Record]) -> list[str]
         f"{math.fsum(cpu):.0f}" if len(cpu) == len(own) else "-",
         ", ".join(f"`{key}`" for key in row["inferred"]) or "-",
     ]
-
-
-def explained(paper: Paper, row: Record) -> str:
-    """Return a number outside tolerance with its explanation."""
-    method = paper.methods[row["method"]].label
-    number = "" if row["label"] == "accuracy" else f", {row['label']}"
-    what = f"{method}, {paper.columns[row['column']].label}{number} ({100 * row['difference']:+.1f})"
-    return f"{what}: {row['explanation'] or 'not yet explained.'}"
 
 
 def order_of_methods(paper: Paper, records: list[Record]) -> str:

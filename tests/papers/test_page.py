@@ -37,7 +37,10 @@ def test_every_number_outside_has_its_explanation(page):
     outside = [remark for remark in remarks if remark.startswith("Outside: ")]
     rows = [row for section in page.sections for each in section.tables for row in each.table.rows]
     labels = {(row[0], row[1], row[2]) for row in rows if row[10] == "outside"}
-    assert len(outside) == len(labels) > 0
+    assert len(labels) > 0
+    for column, method, score in labels:
+        places = [place for remark in outside for place in remark.split("; ") if f"{column}: " in place]
+        assert sum(f"{method} {score} (" in place for place in places) == 1, (column, method, score)
     assert all(remark.endswith(".") for remark in outside)
 
 

@@ -162,10 +162,18 @@ def test_runs_and_numbers_are_counted_once(paper):
 
 
 def test_an_explanation_is_of_its_cells_only(paper):
-    text = "The rate is inferred: with the other one it is 60.0."
-    assert paper.explanation_of("b", "local", "PM") == text
+    (explanation,) = paper.explanations_of("b", "local", "PM")
+    assert explanation.text == "The rate is inferred: with the other one it is 60.0."
     for other in (("a", "local", "PM"), ("b", "fedavg", "PM"), ("b", "local", "GM")):
-        assert paper.explanation_of(*other) == ""
+        assert paper.explanations_of(*other) == []
+
+
+def test_what_only_rules_out_causes_explains_nothing(tmp_path):
+    text = PAPER.replace('text = "The rate', 'cause_found = false\ntext = "The rate')
+    paper = load(tmp_path, text)
+    found = row(paper, [record(paper, "b", "local", 0, personalized=0.5)], column="b", method="local")
+    assert found["explanation"] == "Not yet explained. The rate is inferred: with the other one it is 60.0."
+    assert not found["explained"] and count([found]).unexplained == 1
 
 
 @pytest.mark.parametrize(

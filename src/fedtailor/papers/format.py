@@ -89,7 +89,9 @@ class Explanation:
     scores: tuple[str, ...] = ()
     """Scores of these cells; empty: all."""
     text: str
-    """The explanation, and the experiment that could have refuted it."""
+    """The explanation, and the experiment that could have refuted it; or what experiments have ruled out."""
+    cause_found: bool = True
+    """Whether the text says why; otherwise it says only what is not the cause."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from fedtailor.experiment.records import Run
 from fedtailor.papers.records import Record, compare, unused
 from fedtailor.papers.shown import MISSING, SHOWN
 from fedtailor.papers.tables import Paper
-from fedtailor.papers.verdicts import count, judged_numbers, sentence
+from fedtailor.papers.verdicts import count, judged_numbers, places_by_explanation, sentence
 from fedtailor.report.figures.clients import accuracy_by_client, accuracy_by_size, gains
 from fedtailor.report.figures.curves import accuracy_curves, gaussianity
 from fedtailor.report.figures.diagnostics import beta, confidence, deviation
@@ -89,6 +89,8 @@ def _sections(paper: Paper, records: Sequence[Record], table: str) -> Iterator[S
     """Yield the section of a paper's tables, and one for each column with figures."""
     names = [table] if table else list(paper.tables)
     tables = [_printed_and_measured(paper, name, records) for name in names]
+    places = places_by_explanation(paper, judged_numbers(paper, records))
+    outside = [f"Outside: {where}. {text}" for text, where in places.items()]
     shown = [f"The paper's {each.name}: {each.words}" for each in SHOWN.get(paper.name, ())]
     missing = [f"Figure {number} is not drawn: {words}." for number, words in MISSING.get(paper.name, {}).items()]
     yield Section(
@@ -96,7 +98,7 @@ def _sections(paper: Paper, records: Sequence[Record], table: str) -> Iterator[S
         title=_label(paper),
         notes=[f"{paper.source.title} ({paper.source.authors} {paper.source.year}, {paper.source.venue})."],
         tables=[each for each in tables if each.table.rows],
-        remarks=[*_explanations(paper, records), *shown, *missing],
+        remarks=[*outside, *shown, *missing],
     )
     columns = dict.fromkeys(column for name in names for column in paper.tables[name].columns)
     for column in columns:
@@ -140,14 +142,6 @@ def _row(paper: Paper, row: Record) -> list[Cell]:
 
 def _percent(share: float | None) -> float | None:
     return None if share is None else round(100 * share, 1)
-
-
-def _explanations(paper: Paper, records: Sequence[Record]) -> Iterator[str]:
-    """Yield a sentence for every number outside the tolerance."""
-    for row in judged_numbers(paper, records):
-        if row["verdict"] == "outside":
-            place = f"{paper.methods[row['method']].label}, {paper.columns[row['column']].label}"
-            yield f"Outside: {place} ({100 * row['difference']:+.1f}): {row['explanation'] or 'not yet explained.'}"
 
 
 def _figures(paper: Paper, column: str, records: Sequence[Record]) -> list[Figure]:

@@ -12,6 +12,7 @@ from typing import Any
 from fedtailor.core.atomic import safe_name, to_json, unwritable, write_whole
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_json
+from fedtailor.papers.format import Explanation
 from fedtailor.papers.tables import Cell, Paper, Reading, cells
 
 Record = dict[str, Any]
@@ -135,7 +136,8 @@ def compare(paper: Paper, table: str, records: Sequence[Record]) -> list[Record]
 
     ``verdict`` is ``within`` or ``outside`` the paper's tolerance for so many seeds; None where there is no printed
     number, no record or no tolerance. ``best_of_rounds`` is the mean over seeds of the highest value during the run;
-    None where a record does not have it. It is chosen on test examples, so no verdict uses it.
+    None where a record does not have it. It is chosen on test examples, so no verdict uses it. ``explanation`` says
+    what is known of the cause, and ``explained`` whether it is.
     """
     return [_row(cell, reading, records_of(cell, records)) for cell in cells(paper, table) for reading in cell.readings]
 
@@ -147,6 +149,7 @@ def _row(cell: Cell, reading: Reading, own: Sequence[Record]) -> Record:
     described = describe(reading, mean)
     tolerance = cell.paper.tolerance_of(len(values))
     best = [best_of_rounds(reading, record) for record, value in found if value is not None]
+    explanations = cell.paper.explanations_of(cell.column, cell.method, reading.name)
     evaluated = [_metrics(reading, record["result"]).get("clients", {}).get("evaluated") for record in own]
     splits = {record.get("provenance", {}).get("split_sha256") for record, value in found if value is not None}
     return {
@@ -158,7 +161,8 @@ def _row(cell: Cell, reading: Reading, own: Sequence[Record]) -> Record:
         **described,
         "tolerance": tolerance,
         "verdict": _verdict(described["difference"], tolerance),
-        "explanation": cell.paper.explanation_of(cell.column, cell.method, reading.name),
+        "explanation": _words(explanations),
+        "explained": any(each.cause_found for each in explanations),
         "best_of_rounds": _mean_of_all(best),
         "spread": reading.spread,
         "deviation": _deviation(values),
@@ -169,6 +173,14 @@ def _row(cell: Cell, reading: Reading, own: Sequence[Record]) -> Record:
         "digest": cell.digest,
         "inferred": list(cell.inferred),
     }
+
+
+def _words(explanations: Sequence[Explanation]) -> str:
+    """Return why a number is outside tolerance, as far as it is known."""
+    texts = [each.text for each in explanations]
+    if not any(each.cause_found for each in explanations):
+        texts.insert(0, "Not yet explained.")
+    return " ".join(texts)
 
 
 def _metrics(reading: Reading, result: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -56,14 +56,13 @@ class Paper:
         stated = [least for least in self.tolerance if least <= number_of_seeds]
         return self.tolerance[max(stated)] if stated else None
 
-    def explanation_of(self, column: str, method: str, score: str) -> str:
-        """Return why a number is outside tolerance; empty if it is not explained."""
-        texts = [
-            each.text
+    def explanations_of(self, column: str, method: str, score: str) -> list[Explanation]:
+        """Return why a number is outside tolerance, or what is not the cause; empty if nothing is said of it."""
+        return [
+            each
             for each in self.explanations
             if column in each.columns and method in each.methods and (not each.scores or score in each.scores)
         ]
-        return " ".join(texts)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ class Tally:
     numbers: int
     numbers_within: int
     unexplained: int
-    """Runs outside tolerance of which a number outside has no explanation."""
+    """Runs outside tolerance of which the cause is not known, for one number or all."""
 
     @property
     def share(self) -> float:
@@ -40,12 +40,27 @@ def judged_numbers(paper: Paper, records: Sequence[Record]) -> list[Record]:
     return list(rows.values())
 
 
+def places_by_explanation(paper: Paper, rows: Iterable[Record]) -> dict[str, str]:
+    """Return the explanations of the numbers outside tolerance, each with the numbers that it is for, in words."""
+    by_text: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        if row["verdict"] == "outside":
+            number = "" if row["label"] == "accuracy" else f" {row['label']}"
+            what = f"{paper.methods[row['method']].label}{number} ({100 * row['difference']:+.1f})"
+            by_column = by_text.setdefault(row["explanation"], {})
+            by_column.setdefault(paper.columns[row["column"]].label, []).append(what)
+    return {
+        text: "; ".join(f"{column}: {', '.join(own)}" for column, own in by_column.items())
+        for text, by_column in by_text.items()
+    }
+
+
 def count(rows: Iterable[Mapping[str, object]]) -> Tally:
     """Count verdicts.
 
     Example:
         >>> run = {"paper": "pfedvem", "column": "cifar10_50", "method": "pfedvem"}
-        >>> rows = [{**run, "verdict": "within"}, {**run, "verdict": "outside", "explanation": ""}]
+        >>> rows = [{**run, "verdict": "within"}, {**run, "verdict": "outside", "explained": False}]
         >>> count(rows)
         Tally(runs=1, runs_within=0, numbers=2, numbers_within=1, unexplained=1)
     """
@@ -59,7 +74,7 @@ def count(rows: Iterable[Mapping[str, object]]) -> Tally:
         runs_within=sum(not own for own in outside),
         numbers=len(numbers),
         numbers_within=sum(row["verdict"] == "within" for row in numbers),
-        unexplained=sum(any(not row["explanation"] for row in own) for own in outside),
+        unexplained=sum(any(not row["explained"] for row in own) for own in outside),
     )
 
 
