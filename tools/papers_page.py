@@ -53,8 +53,9 @@ of {numbers} numbers are. {outside} runs are outside, and {unexplained} of these
 * **Ours** is the mean over our seeds, *spread* their standard deviation. The seed drives the initial model, the
   cohorts and the order of the examples. The split is the same in all seeds of pFedFDA and FedLDA; in pFedVEM's and
   FedCR's experiments it varies with the seed.
-* **Best round** is the highest accuracy of all rounds in which we scored these models, the mean over seeds. It is
-  chosen on test examples, so no verdict uses it. But some papers print it, and so do well-known tools.
+* **Best round** is the highest accuracy of the rounds in which we scored the models of all clients, and how many rounds
+  those are; with several seeds, the mean over them. It is chosen on test examples, so no verdict uses it. PFLlib, among
+  other tools, reports the best round.
 * **Minutes** are the sum over the seeds, by the wall clock of a machine with two cores that partly did other work or
   paused the runs, so they are upper bounds. *CPU* is processor time; older records do not have it.
 * **Inferred** settings are those that neither the paper nor its released code states. A difference may be due to
@@ -203,7 +204,7 @@ def verdict_cells(paper: Paper, row: Record, records: list[Record]) -> list[str]
         f"{100 * row['difference']:+.1f}",
         points(row["tolerance"]),
         row["verdict"] if row["verdict"] == "within" else f"**{row['verdict']}**",
-        or_dash(row["best_of_rounds"]),
+        best_round(row),
         row["point"],
         "complete test part" if row["point"].endswith("_complete") else FIGURES[row["figure"]],
         ", ".join(map(str, row["seeds"])),
@@ -212,6 +213,11 @@ def verdict_cells(paper: Paper, row: Record, records: list[Record]) -> list[str]
         f"{math.fsum(cpu):.0f}" if len(cpu) == len(own) else "-",
         ", ".join(f"`{key}`" for key in row["inferred"]) or "-",
     ]
+
+
+def best_round(row: Record) -> str:
+    """Return the best round's number and how many rounds were scored; a dash if there was only one."""
+    return "-" if row["best_of_rounds"] is None else f"{percent(row['best_of_rounds'])} of {row['scored_rounds']}"
 
 
 def order_of_methods(paper: Paper, records: list[Record]) -> str:

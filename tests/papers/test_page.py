@@ -1,5 +1,6 @@
 """The report of papers: printed and measured numbers, and figures from records."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,8 @@ def test_every_number_outside_has_its_explanation(page):
     rows = [row for section in page.sections for each in section.tables for row in each.table.rows]
     labels = {(row[0], row[1], row[2]) for row in rows if row[10] == "outside"}
     assert len(labels) > 0
+    listed = [place for remark in outside for place in re.findall(r"[^:;,]+ \([+-]\d+\.\d\)", remark)]
+    assert len(listed) == len(labels)
     for column, method, score in labels:
         places = [place for remark in outside for place in remark.split("; ") if f"{column}: " in place]
         assert sum(f"{method} {score} (" in place for place in places) == 1, (column, method, score)

@@ -1,13 +1,15 @@
 """Verdicts on printed numbers: tolerance, explanations, counts, and the page that shows them."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from fedtailor.core.errors import ConfigError
-from fedtailor.papers.records import compare
-from fedtailor.papers.tables import expand, load_paper
-from fedtailor.papers.verdicts import Tally, count, judged_numbers, sentence
+from fedtailor.papers.format import Score
+from fedtailor.papers.records import compare, values_by_round
+from fedtailor.papers.tables import Reading, expand, load_paper
+from fedtailor.papers.verdicts import Tally, count, judged_numbers, places_by_explanation, sentence
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 
@@ -43,7 +45,9 @@ point = "personalized"
 algorithm = {name = "local"}
 
 [scores.PM]
+label = "PM"
 [scores.GM]
+label = "GM"
 point = "global"
 
 [[explanations]]
@@ -84,7 +88,7 @@ def record(paper, column, method, seed, **accuracies):
     """Return a record with mean accuracies by evaluation point."""
     cell = expand(paper, "1", column, method, seed)
     metrics = {point: {"accuracy": {"mean": accuracy}} for point, accuracy in accuracies.items()}
-    return {"digest": cell.digest, "seed": seed, "result": {"metrics": metrics}}
+    return {"digest": cell.digest, "seed": seed, "result": {"clients": 4, "metrics": metrics}}
 
 
 def row(paper, records, **wanted):
@@ -112,23 +116,38 @@ def test_more_seeds_have_the_tolerance_stated_for_them(paper):
     assert three["deviation"] == pytest.approx(0.03 / 3**0.5) and three["sem"] == pytest.approx(0.01)
 
 
-def test_the_best_round_is_the_highest_in_which_the_scored_clients_were_scored(paper):
+def with_curve(found, curve):
+    """Return a record with a curve; each point is a round, an accuracy, and what differs from the usual."""
+    usual = {"point": "personalized", "clients": "known", "evaluated": 4.0}
+    points = [{**usual, "round": number, "mean": accuracy, **other} for number, accuracy, other in curve]
+    return {**found, "curve": points}
+
+
+def test_the_best_round_is_of_rounds_in_which_all_clients_were_scored(paper):
     found = record(paper, "a", "local", 0, personalized=0.5)
-    found["result"]["metrics"]["personalized"]["clients"] = {"evaluated": 4.0}
-    point = {"point": "personalized", "clients": "known", "evaluated": 4.0}
-    found["curve"] = [
-        {**point, "round": 1, "mean": 0.6},
-        {**point, "round": 2, "mean": 0.5},
-        {**point, "round": 1, "mean": 0.7, "evaluated": 1.0},
-        {**point, "round": 1, "mean": 0.8, "clients": "new"},
-        {**point, "round": 1, "mean": 0.9, "point": "local"},
-    ]
+    others = [(1, 0.7, {"evaluated": 1.0}), (1, 0.8, {"clients": "new"}), (1, 0.9, {"point": "local"})]
+    found = with_curve(found, [(1, 0.6, {}), (2, 0.5, {}), *others])
     judged = row(paper, [found], column="a", method="local")
-    assert (judged["best_of_rounds"], judged["value"], judged["verdict"]) == (0.6, 0.5, "within")
-    other = {**found, "seed": 1, "curve": [{**point, "round": 2, "mean": 0.5}]}
-    assert row(paper, [found, other], column="a", method="local")["best_of_rounds"] == pytest.approx(0.55)
-    without = record(paper, "a", "local", 1, personalized=0.5)
-    assert row(paper, [found, without], column="a", method="local")["best_of_rounds"] is None
+    assert (judged["best_of_rounds"], judged["scored_rounds"]) == (0.6, 2)
+    assert (judged["value"], judged["verdict"]) == (0.5, "within")
+
+
+def test_the_best_round_is_the_mean_over_seeds_and_needs_two_rounds_of_each(paper):
+    records = [record(paper, "a", "local", seed, personalized=0.5) for seed in range(2)]
+    first = with_curve(records[0], [(1, 0.6, {}), (2, 0.5, {})])
+    second = with_curve(records[1], [(1, 0.4, {}), (2, 0.5, {})])
+    assert row(paper, [first, second], column="a", method="local")["best_of_rounds"] == pytest.approx(0.55)
+    only_one = with_curve(records[1], [(2, 0.5, {})])
+    assert row(paper, [first, only_one], column="a", method="local")["best_of_rounds"] is None
+    assert row(paper, [first, records[1]], column="a", method="local")["best_of_rounds"] is None
+
+
+def test_the_whole_test_part_counts_as_one_client_and_conditions_have_no_best_round(paper):
+    found = with_curve(record(paper, "a", "fedavg", 0), [(1, 0.6, {"evaluated": 1.0, "point": "global_complete"})])
+    score = Score(label="GM", point="global_complete", figure="mean")
+    assert values_by_round(Reading("GM", score, None, None), found) == [0.6]
+    for other in (dataclasses.replace(score, figure="smallest10"), dataclasses.replace(score, condition="frost-3")):
+        assert values_by_round(Reading("GM", other, None, None), found) == []
 
 
 def test_what_is_not_printed_or_not_run_has_no_verdict(paper, tmp_path):
@@ -166,6 +185,25 @@ def test_an_explanation_is_of_its_cells_only(paper):
     assert explanation.text == "The rate is inferred: with the other one it is 60.0."
     for other in (("a", "local", "PM"), ("b", "fedavg", "PM"), ("b", "local", "GM")):
         assert paper.explanations_of(*other) == []
+
+
+def test_numbers_with_the_same_explanation_stand_together_by_column(paper):
+    records = [
+        record(paper, "a", "fedavg", 0, **{"global": 0.45}),
+        record(paper, "a", "local", 0, personalized=0.51),
+        record(paper, "b", "local", 0, personalized=0.5),
+        record(paper, "b", "fedavg", 0, **{"global": 0.5}),
+    ]
+    assert places_by_explanation(paper, judged_numbers(paper, records)) == {
+        "Not yet explained.": "A: FedAvg PM (-5.0), FedAvg GM (+5.0); B: FedAvg GM (+10.0)",
+        "The rate is inferred: with the other one it is 60.0.": "B: Local PM (-10.0)",
+    }
+
+
+def test_only_numbers_outside_have_an_explanation(paper):
+    records = [record(paper, "a", "local", 0, personalized=0.51)]
+    assert row(paper, records, column="a", method="local")["explanation"] == ""
+    assert row(paper, records, column="b", method="local")["explanation"] == ""
 
 
 def test_what_only_rules_out_causes_explains_nothing(tmp_path):

@@ -14,7 +14,7 @@ Deviations (P: paper; U: the unofficial port of github.com/AllenBeau/pFedBayes):
 * Steps are Adam's, as in P's experiments; moments start anew each round. Of ``training`` only the amount counts.
 * The likelihood is scaled to all n_i examples, and clients weigh the same. U does otherwise, with 5 steps of q a batch.
 * U's draws have a thousandth of q's deviation (P: q's), so its training is almost without noise. A thousandth of
-  ``initial_scale`` with a millionth of ``penalty`` gives the same noise and the same pull to p.
+  ``initial_scale`` with a millionth of ``penalty`` gives the same noise and the same pull of the means to p.
 * Means start at the common initialization (P: normal); clients, new ones too, start at p. The mean of q predicts, or
   that of p.
 * P trains all clients and averages some (``federation.train`` = "all"). A client keeps its own buffers; means are sent.

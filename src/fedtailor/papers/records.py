@@ -68,21 +68,24 @@ def read_score(reading: Reading, result: Mapping[str, Any]) -> float | None:
     return None if value is None else float(value)
 
 
-def best_of_rounds(reading: Reading, record: Record) -> float | None:
-    """Return the highest value of a number over the rounds in which all clients behind it were scored.
+def values_by_round(reading: Reading, record: Record) -> list[float]:
+    """Return a number in all rounds in which every client was scored, in the order of the rounds.
 
-    The last round is one of them. None if the record has no curve, or curves do not have the number.
+    The last round is one of them. Empty if the record has no curve, or curves do not have the number.
+
+    Args:
+        reading: the number.
+        record: of a run.
     """
     score = reading.score
-    scored = _metrics(reading, record["result"]).get("clients", {}).get("evaluated")
     if score.condition or score.figure not in _FIGURES_OF_CURVES:
-        return None
-    values = [
+        return []
+    all_clients = 1 if score.point.endswith("_complete") else record["result"]["clients"]
+    return [
         each[score.figure]
         for each in record.get("curve", [])
-        if (each["point"], each["clients"], each["evaluated"]) == (score.point, score.clients, scored)
+        if (each["point"], each["clients"], each["evaluated"]) == (score.point, score.clients, all_clients)
     ]
-    return max(values, default=None)
 
 
 def write_record(folder: Path, record: Record) -> Path:
@@ -135,9 +138,9 @@ def compare(paper: Paper, table: str, records: Sequence[Record]) -> list[Record]
     """Return one row per number of a table: the paper's, the mean of our records over seeds, and the verdict.
 
     ``verdict`` is ``within`` or ``outside`` the paper's tolerance for so many seeds; None where there is no printed
-    number, no record or no tolerance. ``best_of_rounds`` is the mean over seeds of the highest value during the run;
-    None where a record does not have it. It is chosen on test examples, so no verdict uses it. ``explanation`` says
-    what is known of the cause, and ``explained`` whether it is.
+    number, no record or no tolerance. ``best_of_rounds`` is the mean over seeds of the highest value among the
+    ``scored_rounds``; None where there are fewer than two. It is chosen on test examples, so no verdict uses it.
+    ``explanation`` says what is known of the cause of a number outside, and ``explained`` whether the cause is known.
     """
     return [_row(cell, reading, records_of(cell, records)) for cell in cells(paper, table) for reading in cell.readings]
 
@@ -145,10 +148,12 @@ def compare(paper: Paper, table: str, records: Sequence[Record]) -> list[Record]
 def _row(cell: Cell, reading: Reading, own: Sequence[Record]) -> Record:
     found = [(record, read_score(reading, record["result"])) for record in own]
     values = [value for _, value in found if value is not None]
-    mean = _mean_of_all(values)
+    mean = _mean(values)
     described = describe(reading, mean)
     tolerance = cell.paper.tolerance_of(len(values))
-    best = [best_of_rounds(reading, record) for record, value in found if value is not None]
+    by_round = [values_by_round(reading, record) for record, value in found if value is not None]
+    scored_rounds = min(map(len, by_round), default=0)
+    verdict = _verdict(described["difference"], tolerance)
     explanations = cell.paper.explanations_of(cell.column, cell.method, reading.name)
     evaluated = [_metrics(reading, record["result"]).get("clients", {}).get("evaluated") for record in own]
     splits = {record.get("provenance", {}).get("split_sha256") for record, value in found if value is not None}
@@ -160,10 +165,11 @@ def _row(cell: Cell, reading: Reading, own: Sequence[Record]) -> Record:
         "score": reading.name,
         **described,
         "tolerance": tolerance,
-        "verdict": _verdict(described["difference"], tolerance),
-        "explanation": _words(explanations),
+        "verdict": verdict,
+        "explanation": _words(explanations) if verdict == "outside" else "",
         "explained": any(each.cause_found for each in explanations),
-        "best_of_rounds": _mean_of_all(best),
+        "best_of_rounds": _mean([max(values) for values in by_round]) if scored_rounds > 1 else None,
+        "scored_rounds": scored_rounds,
         "spread": reading.spread,
         "deviation": _deviation(values),
         "sem": _standard_error(values),
@@ -198,10 +204,9 @@ def _verdict(difference: float | None, tolerance: float | None) -> str | None:
     return "within" if abs(difference) <= tolerance + _ROUNDING else "outside"
 
 
-def _mean_of_all(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None without values, or if one is not known."""
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
+def _mean(values: Sequence[float]) -> float | None:
+    """Return the mean; None without values."""
+    return math.fsum(values) / len(values) if values else None
 
 
 def _deviation(values: Sequence[float]) -> float | None:

@@ -19,7 +19,7 @@ class Tally:
     numbers: int
     numbers_within: int
     unexplained: int
-    """Runs outside tolerance of which the cause is not known, for one number or all."""
+    """Runs outside tolerance with at least one number whose cause is not known."""
 
     @property
     def share(self) -> float:
@@ -41,17 +41,22 @@ def judged_numbers(paper: Paper, records: Sequence[Record]) -> list[Record]:
 
 
 def places_by_explanation(paper: Paper, rows: Iterable[Record]) -> dict[str, str]:
-    """Return the explanations of the numbers outside tolerance, each with the numbers that it is for, in words."""
-    by_text: dict[str, dict[str, list[str]]] = {}
+    """Return the explanations of the numbers outside tolerance, each with the numbers that it covers, as text.
+
+    Args:
+        paper: names the columns and methods.
+        rows: of :func:`judged_numbers`.
+    """
+    explanations: dict[str, dict[str, list[str]]] = {}
     for row in rows:
         if row["verdict"] == "outside":
-            number = "" if row["label"] == "accuracy" else f" {row['label']}"
-            what = f"{paper.methods[row['method']].label}{number} ({100 * row['difference']:+.1f})"
-            by_column = by_text.setdefault(row["explanation"], {})
-            by_column.setdefault(paper.columns[row["column"]].label, []).append(what)
+            score = "" if row["label"] == "accuracy" else f" {row['label']}"
+            number = f"{paper.methods[row['method']].label}{score} ({100 * row['difference']:+.1f})"
+            column = paper.columns[row["column"]].label
+            explanations.setdefault(row["explanation"], {}).setdefault(column, []).append(number)
     return {
-        text: "; ".join(f"{column}: {', '.join(own)}" for column, own in by_column.items())
-        for text, by_column in by_text.items()
+        text: "; ".join(f"{column}: {', '.join(numbers)}" for column, numbers in columns.items())
+        for text, columns in explanations.items()
     }
 
 
