@@ -71,7 +71,8 @@ def read_score(reading: Reading, result: Mapping[str, Any]) -> float | None:
 def values_by_round(reading: Reading, record: Record) -> list[float]:
     """Return a number in all rounds in which every client was scored, in the order of the rounds.
 
-    The last round is one of them. Empty if the record has no curve, or curves do not have the number.
+    The last round is one of them. Empty if the record has no curve, curves do not have the number, or there are new
+    clients, which no round scores together with the others.
 
     Args:
         reading: the number.
