@@ -43,7 +43,8 @@ FIGURES = {"mean": "mean over clients", "pooled": "all test examples", "smallest
 HOW = """
 A run is a method on a data set and setting (a column of a table), with one or several seeds. It counts once, even if
 several tables print it. A run with several printed numbers is within tolerance if all of them are: {numbers_within}
-of {numbers} numbers are. {outside} runs are outside, and {unexplained} of these are not yet explained.
+of {numbers} numbers are. {outside} runs are outside. For {found} of them, an experiment shows why. For {elsewhere}, it
+shows only that the cause is not in our code. {unexplained} are not yet explained.
 
 ## How to read it
 
@@ -121,6 +122,8 @@ def pages() -> dict[str, str]:
             numbers_within=tally.numbers_within,
             numbers=tally.numbers,
             outside=tally.runs - tally.runs_within,
+            found=tally.runs - tally.runs_within - tally.elsewhere - tally.unexplained,
+            elsewhere=tally.elsewhere,
             unexplained=tally.unexplained,
             tolerances=tolerances(papers.values()),
         )

@@ -175,7 +175,7 @@ def test_runs_and_numbers_are_counted_once(paper):
         ("b", "local", "PM", "outside"),
     ]
     assert rows[2]["reference"] == 0.5
-    assert count(rows) == Tally(runs=4, runs_within=2, numbers=5, numbers_within=2, unexplained=1)
+    assert count(rows) == Tally(runs=4, runs_within=2, numbers=5, numbers_within=2, elsewhere=0, unexplained=1)
     assert sentence(count(rows)).startswith("2 of 4 runs (50 %) are within")
     assert sentence(count([])).startswith("0 of 0 runs (0 %)")
 
@@ -207,11 +207,22 @@ def test_only_numbers_outside_have_an_explanation(paper):
 
 
 def test_what_only_rules_out_causes_explains_nothing(tmp_path):
-    text = PAPER.replace('text = "The rate', 'cause_found = false\ntext = "The rate')
+    text = PAPER.replace('text = "The rate', 'cause = "open"\ntext = "The rate')
     paper = load(tmp_path, text)
     found = row(paper, [record(paper, "b", "local", 0, personalized=0.5)], column="b", method="local")
     assert found["explanation"] == "Not yet explained. The rate is inferred: with the other one it is 60.0."
-    assert not found["explained"] and count([found]).unexplained == 1
+    assert found["cause"] == "open" and count([found]).unexplained == 1
+
+
+def test_a_cause_elsewhere_is_counted_apart(tmp_path):
+    text = PAPER.replace('text = "The rate', 'cause = "elsewhere"\ntext = "The rate')
+    paper = load(tmp_path, text)
+    found = row(paper, [record(paper, "b", "local", 0, personalized=0.5)], column="b", method="local")
+    assert found["explanation"].startswith("Not due to our code, but the cause is not known. The rate is inferred")
+    tally = count([found])
+    assert (tally.elsewhere, tally.unexplained) == (1, 0)
+    tally = count([found, {**found, "cause": "open"}])
+    assert (tally.elsewhere, tally.unexplained) == (0, 1)
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,9 @@ class Explanation:
     """Scores of these cells; empty: all."""
     text: str
     """The explanation, and the experiment that could have refuted it; or what experiments have ruled out."""
-    cause_found: bool = True
-    """Whether the text says why; otherwise it says only what is not the cause."""
+    cause: Literal["found", "elsewhere", "open"] = "found"
+    """What is known: ``found``, the text says why; ``elsewhere``, an independent program has our number too, so the
+    cause is not in this code, but it is not known; ``open``, the text only says what is not the cause."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,11 @@ _LONG = ("recall", "by_class", "confusion")
 _FIGURES_OF_CURVES = ("mean", "pooled")
 _ROUNDING = 1e-9
 """A difference of exactly the tolerance must not be outside because of floating-point numbers."""
+_OPENINGS = {
+    "found": [],
+    "elsewhere": ["Not due to our code, but the cause is not known."],
+    "open": ["Not yet explained."],
+}
 _FLAT_LIST = re.compile(r"\[[^][{}\"]*\]")
 """A list of numbers in indented JSON."""
 
@@ -141,7 +146,8 @@ def compare(paper: Paper, table: str, records: Sequence[Record]) -> list[Record]
     ``verdict`` is ``within`` or ``outside`` the paper's tolerance for so many seeds; None where there is no printed
     number, no record or no tolerance. ``best_of_rounds`` is the mean over seeds of the highest value among the
     ``scored_rounds``; None where there are fewer than two. It is chosen on test examples, so no verdict uses it.
-    ``explanation`` says what is known of the cause of a number outside, and ``explained`` whether the cause is known.
+    ``explanation`` says what is known of the cause of a number outside, and ``cause`` whether it was ``found``, lies
+    ``elsewhere`` than in our code, or is ``open``.
     """
     return [_row(cell, reading, records_of(cell, records)) for cell in cells(paper, table) for reading in cell.readings]
 
@@ -168,7 +174,7 @@ def _row(cell: Cell, reading: Reading, own: Sequence[Record]) -> Record:
         "tolerance": tolerance,
         "verdict": verdict,
         "explanation": _words(explanations) if verdict == "outside" else "",
-        "explained": any(each.cause_found for each in explanations),
+        "cause": _cause(explanations),
         "best_of_rounds": _mean([max(values) for values in by_round]) if scored_rounds > 1 else None,
         "scored_rounds": scored_rounds,
         "spread": reading.spread,
@@ -184,10 +190,13 @@ def _row(cell: Cell, reading: Reading, own: Sequence[Record]) -> Record:
 
 def _words(explanations: Sequence[Explanation]) -> str:
     """Return why a number is outside tolerance, as far as it is known."""
-    texts = [each.text for each in explanations]
-    if not any(each.cause_found for each in explanations):
-        texts.insert(0, "Not yet explained.")
-    return " ".join(texts)
+    return " ".join([*_OPENINGS[_cause(explanations)], *(each.text for each in explanations)])
+
+
+def _cause(explanations: Sequence[Explanation]) -> str:
+    """Return the most that is known: ``found``, ``elsewhere`` or ``open`` (see :class:`Explanation`)."""
+    known = {each.cause for each in explanations}
+    return next((cause for cause in ("found", "elsewhere") if cause in known), "open")
 
 
 def _metrics(reading: Reading, result: Mapping[str, Any]) -> Mapping[str, Any]:

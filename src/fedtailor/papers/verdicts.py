@@ -18,8 +18,10 @@ class Tally:
     """Runs all of whose numbers are within tolerance."""
     numbers: int
     numbers_within: int
+    elsewhere: int
+    """Runs outside tolerance whose cause is not known, but not in our code."""
     unexplained: int
-    """Runs outside tolerance with at least one number whose cause is not known."""
+    """Runs outside tolerance with at least one number that has no explanation."""
 
     @property
     def share(self) -> float:
@@ -65,21 +67,23 @@ def count(rows: Iterable[Mapping[str, object]]) -> Tally:
 
     Example:
         >>> run = {"paper": "pfedvem", "column": "cifar10_50", "method": "pfedvem"}
-        >>> rows = [{**run, "verdict": "within"}, {**run, "verdict": "outside", "explained": False}]
+        >>> rows = [{**run, "verdict": "within"}, {**run, "verdict": "outside", "cause": "open"}]
         >>> count(rows)
-        Tally(runs=1, runs_within=0, numbers=2, numbers_within=1, unexplained=1)
+        Tally(runs=1, runs_within=0, numbers=2, numbers_within=1, elsewhere=0, unexplained=1)
     """
     runs: dict[tuple[object, ...], list[Mapping[str, object]]] = {}
     for row in rows:
         runs.setdefault((row["paper"], row["column"], row["method"]), []).append(row)
     numbers = [row for own in runs.values() for row in own]
     outside = [[row for row in own if row["verdict"] == "outside"] for own in runs.values()]
+    causes = [{row["cause"] for row in own} for own in outside]
     return Tally(
         runs=len(runs),
         runs_within=sum(not own for own in outside),
         numbers=len(numbers),
         numbers_within=sum(row["verdict"] == "within" for row in numbers),
-        unexplained=sum(any(not row["explained"] for row in own) for own in outside),
+        elsewhere=sum("elsewhere" in known and "open" not in known for known in causes),
+        unexplained=sum("open" in known for known in causes),
     )
 
 
@@ -87,7 +91,7 @@ def sentence(tally: Tally) -> str:
     """Return the share of runs within tolerance in words.
 
     Example:
-        >>> sentence(Tally(runs=3, runs_within=2, numbers=5, numbers_within=4, unexplained=1))
+        >>> sentence(Tally(runs=3, runs_within=2, numbers=5, numbers_within=4, elsewhere=0, unexplained=1))
         '2 of 3 runs (67 %) are within the tolerance that was stated before them.'
     """
     share = round(100 * tally.share)
