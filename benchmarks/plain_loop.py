@@ -416,8 +416,10 @@ def run(clients: Sequence[Client], method: FedAvg, name: str, write: Callable[[d
             method.train(client)
         method.combine(cohort)
         if number in SCORED_ROUNDS:
-            found |= score_round(clients, cohort, method, name, number)
-            write(found)
+            scored = score_round(clients, cohort, method, name, number)
+            if scored:
+                found |= scored
+                write(found)
         sys.stderr.write(f"\rround {number} of {ROUNDS}")
 
 
