@@ -43,8 +43,11 @@ FIGURES = {"mean": "mean over clients", "pooled": "all test examples", "smallest
 HOW = """
 A run is a method on a data set and setting (a column of a table), with one or several seeds. It counts once, even if
 several tables print it. A run with several printed numbers is within tolerance if all of them are: {numbers_within}
-of {numbers} numbers are. {outside} runs are outside. For {found} of them, an experiment shows why. For {elsewhere}, it
-shows only that the cause is not in our code. {unexplained} are not yet explained.
+of {numbers} numbers are. {outside} runs are outside:
+
+* for {found} of them, an experiment points to a cause;
+* for {elsewhere}, it shows only that our algorithms and engines are not the cause;
+* {unexplained} are not yet explained.
 
 ## How to read it
 

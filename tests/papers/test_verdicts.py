@@ -218,7 +218,7 @@ def test_a_cause_elsewhere_is_counted_apart(tmp_path):
     text = PAPER.replace('text = "The rate', 'cause = "elsewhere"\ntext = "The rate')
     paper = load(tmp_path, text)
     found = row(paper, [record(paper, "b", "local", 0, personalized=0.5)], column="b", method="local")
-    assert found["explanation"].startswith("Not due to our code, but the cause is not known. The rate is inferred")
+    assert found["explanation"].startswith("Not due to our algorithms and engines; the cause is not known. The rate is")
     tally = count([found])
     assert (tally.elsewhere, tally.unexplained) == (1, 0)
     tally = count([found, {**found, "cause": "open"}])

@@ -26,7 +26,7 @@ _ROUNDING = 1e-9
 """A difference of exactly the tolerance must not be outside because of floating-point numbers."""
 _OPENINGS = {
     "found": [],
-    "elsewhere": ["Not due to our code, but the cause is not known."],
+    "elsewhere": ["Not due to our algorithms and engines; the cause is not known."],
     "open": ["Not yet explained."],
 }
 _FLAT_LIST = re.compile(r"\[[^][{}\"]*\]")
@@ -146,8 +146,8 @@ def compare(paper: Paper, table: str, records: Sequence[Record]) -> list[Record]
     ``verdict`` is ``within`` or ``outside`` the paper's tolerance for so many seeds; None where there is no printed
     number, no record or no tolerance. ``best_of_rounds`` is the mean over seeds of the highest value among the
     ``scored_rounds``; None where there are fewer than two. It is chosen on test examples, so no verdict uses it.
-    ``explanation`` says what is known of the cause of a number outside, and ``cause`` whether it was ``found``, lies
-    ``elsewhere`` than in our code, or is ``open``.
+    ``explanation`` says what is known of the cause of a number outside, and ``cause`` how much: ``found``,
+    ``elsewhere`` or ``open`` (see :class:`Explanation`).
     """
     return [_row(cell, reading, records_of(cell, records)) for cell in cells(paper, table) for reading in cell.readings]
 

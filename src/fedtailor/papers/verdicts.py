@@ -19,9 +19,9 @@ class Tally:
     numbers: int
     numbers_within: int
     elsewhere: int
-    """Runs outside tolerance whose cause is not known, but not in our code."""
+    """Runs outside tolerance whose cause is not known, but not in our algorithms and engines."""
     unexplained: int
-    """Runs outside tolerance with at least one number that has no explanation."""
+    """Runs outside tolerance with at least one number whose cause is open, with or without a text about it."""
 
     @property
     def share(self) -> float:
