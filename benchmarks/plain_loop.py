@@ -1,4 +1,4 @@
-"""Methods of pFedFDA's Table 1 in plain PyTorch, to tell whether differences from print are due to our code.
+"""Methods of pFedFDA's Tables 1 and 3 in plain PyTorch, to tell whether differences from print are due to our code.
 
     python benchmarks/plain_loop.py --data-dir DIR [--column cifar10_s_25] [--method fedavg] [--seed 0]
 
@@ -45,7 +45,14 @@ TUNED_ROUNDS = (100, ROUNDS)
 """Rounds after which models are scored that every client tunes first."""
 CORRUPTED_CLIENTS = 50
 CLASSES = 10
-COLUMNS = ("cifar10_s_100", "cifar10_s_75", "cifar10_s_50", "cifar10_s_25")
+COLUMNS = {
+    "cifar10_s_100": "1",
+    "cifar10_s_75": "1",
+    "cifar10_s_50": "1",
+    "cifar10_s_25": "1",
+    "cifar10_scarce_dir01": "variants",
+}
+"""The columns that can be run, with the table that has them. In those of table 1, the first clients are corrupted."""
 
 
 class Network(nn.Module):
@@ -77,8 +84,9 @@ class Network(nn.Module):
 class Client:
     """A client with its examples and its own module."""
 
-    def __init__(self, model: Network, train: TensorDataset, test: TensorDataset) -> None:
+    def __init__(self, model: Network, train: TensorDataset, test: TensorDataset, *, corrupted: bool = False) -> None:
         self.model = deepcopy(model)
+        self.corrupted = corrupted
         self.train_set = train
         self.test_set = test
 
@@ -371,6 +379,51 @@ def class_means(features: Tensor, labels: Tensor) -> Tensor:
     return sums / torch.bincount(labels, minlength=CLASSES).clamp(min=1)[:, None]
 
 
+class FedRoD(FedAvg):
+    """FedRoD: a generic head learns with a balanced softmax, and every client's own head what is left.
+
+    The loss of a client's own head trains nothing else.
+    """
+
+    tuned = False
+
+    def __init__(self, model: Network) -> None:
+        super().__init__(model)
+        self.heads: dict[int, nn.Linear] = {}
+        """The clients' own heads, by the identity of the client."""
+
+    def own_head(self, client: Client) -> nn.Linear:
+        """Return the client's own head, which starts at 0."""
+        if id(client) not in self.heads:
+            head = deepcopy(self.model.head)
+            with torch.no_grad():
+                for value in head.parameters():
+                    value.zero_()
+            self.heads[id(client)] = head
+        return self.heads[id(client)]
+
+    def train(self, client: Client) -> None:
+        """Train the model by the balanced loss, and the own head by the loss of both heads together."""
+        head = self.own_head(client)
+        counts = torch.bincount(client.train_set.tensors[1], minlength=CLASSES)
+        optimizer = new_optimizer([*client.model.parameters(), *head.parameters()])
+        for x, y in client.batches():
+            optimizer.zero_grad()
+            features = client.model.features(x)
+            generic = client.model.head(features)
+            F.cross_entropy(generic + counts.log(), y).backward()
+            F.cross_entropy(generic.detach() + head(features.detach()), y).backward()
+            optimizer.step()
+
+    @torch.no_grad()
+    def personal(self, client: Client) -> nn.Module:
+        """Return the averaged model with the sum of both heads."""
+        model = deepcopy(self.model)
+        for value, own in zip(model.head.parameters(), self.own_head(client).parameters(), strict=True):
+            value.add_(own)
+        return model
+
+
 METHODS: dict[str, type[FedAvg]] = {
     "fedavg": FedAvg,
     "local": Local,
@@ -379,21 +432,23 @@ METHODS: dict[str, type[FedAvg]] = {
     "fedrep": FedRep,
     "apfl": APFL,
     "fedpac": FedPAC,
+    "fedrod": FedRoD,
 }
 
 
 def scores(clients: Sequence[Client], model: Callable[[Client], nn.Module]) -> dict[str, float]:
-    """Return the accuracy over all test examples, also by group, and its deviation over clients."""
+    """Return the accuracy over all test examples, its deviation over clients, and that of corrupted and clean ones."""
     correct = np.array([client.correct(model(client)) for client in clients], float)
     number = np.array([len(client.test_set) for client in clients], float)
-    corrupted = slice(CORRUPTED_CLIENTS)
-    clean = slice(CORRUPTED_CLIENTS, None)
-    return {
+    corrupted = np.array([client.corrupted for client in clients])
+    found = {
         "pooled": correct.sum() / number.sum(),
         "deviation_over_clients": float((correct / number).std(ddof=1)),
-        "corrupted_clients": correct[corrupted].sum() / number[corrupted].sum(),
-        "clean_clients": correct[clean].sum() / number[clean].sum(),
     }
+    if corrupted.any():
+        found["corrupted_clients"] = correct[corrupted].sum() / number[corrupted].sum()
+        found["clean_clients"] = correct[~corrupted].sum() / number[~corrupted].sum()
+    return found
 
 
 def examples(divided: DividedData, rows: np.ndarray) -> TensorDataset:
@@ -448,13 +503,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    cell = papers.expand(papers.load_paper("pfedfda"), "1", arguments.column, "fedavg_ft")
+    table = COLUMNS[arguments.column]
+    cell = papers.expand(papers.load_paper("pfedfda"), table, arguments.column, "fedavg_ft")
     divided = build(make_config(cell.values, [("data.dir", arguments.data_dir)]).data, run_seed=0)
     train = [examples(divided, rows.train) for rows in divided.rows]
     test = [examples(divided, rows.test) for rows in divided.rows]
     torch.manual_seed(arguments.seed)
     model = Network()
-    clients = [Client(model, *sets) for sets in zip(train, test, strict=True)]
+    corrupted = CORRUPTED_CLIENTS if table == "1" else 0
+    clients = [
+        Client(model, *sets, corrupted=index < corrupted) for index, sets in enumerate(zip(train, test, strict=True))
+    ]
     record = {"column": arguments.column, "method": arguments.method, "seed": arguments.seed}
     path = RESULTS / f"plain_loop-{arguments.column}-{arguments.method}-seed{arguments.seed}.json"
 

@@ -1,4 +1,4 @@
-"""Seven methods against benchmarks/plain_loop.py: plain PyTorch, with the CNN and the options of pFedFDA's Table 1."""
+"""Eight methods against benchmarks/plain_loop.py: plain PyTorch, the CNN and options of pFedFDA's Tables 1 and 3."""
 
 import importlib.util
 import sys
@@ -15,6 +15,7 @@ from fedtailor.algorithms.fedavg_ft import FedAvgFT
 from fedtailor.algorithms.fedbabu import FedBABU
 from fedtailor.algorithms.fedpac import FedPAC
 from fedtailor.algorithms.fedrep import FedRep
+from fedtailor.algorithms.fedrod import FedRoD
 from fedtailor.algorithms.lg_fedavg import LGFedAvg
 from fedtailor.algorithms.local import Local
 from fedtailor.core.federation import Federation, Split
@@ -36,6 +37,7 @@ OURS = {
     "fedrep": FedRep(training=TRAINING, head_epochs=5),
     "apfl": APFL(training=TRAINING, alpha=0.25),
     "fedpac": FedPAC(training=TRAINING, penalty=1.0, head_epochs=1, head_lr=0.1),
+    "fedrod": FedRoD(training=TRAINING, variant="linear"),
 }
 
 
@@ -124,6 +126,9 @@ def test_same_models_in_every_round(name, plain_loop, recorder, monkeypatch):
                 assert_same(tuned.model, expected)
             elif name == "fedpac":  # what we call personalized: the averaged body under the combined head
                 assert_same(plain_loop.FedRep.personal(method, client), expected)
+            elif name == "fedrod":  # both heads are linear, so their sum is one
+                heads = {part: expected.model[part] + value for part, value in expected.head.items()}
+                assert_same(method.personal(client), {**expected.model, **heads})
             else:
                 assert_same(method.personal(client), expected)
         if name == "fedpac":  # what is scored: the models right after local training
