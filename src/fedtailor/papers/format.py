@@ -91,8 +91,9 @@ class Explanation:
     text: str
     """The explanation, and the experiment that could have refuted it; or what experiments have ruled out."""
     cause: Literal["found", "elsewhere", "open"] = "found"
-    """What is known: ``found``, the text says why; ``elsewhere``, an independent program has our number too, on the
-    same data, so our algorithms and engines are not the cause, but the cause is not known; ``open``, neither."""
+    """What is known: ``found``, the text says why; ``elsewhere``, an independent program with the same data and
+    choices is as far from print or farther, so our code is not the cause, but the cause is not known; ``open``,
+    neither."""
 
 
 @dataclass(frozen=True, kw_only=True)
