@@ -1,6 +1,6 @@
 """Methods of pFedFDA's Tables 1 and 3 in plain PyTorch, to tell whether differences from print are due to our code.
 
-    python benchmarks/plain_loop.py --data-dir DIR [--column cifar10_s_25] [--method fedavg] [--seed 0]
+    python benchmarks/plain_loop.py --data-dir DIR [--column NAME] [--method NAME] [--seed 0] [--our-initial-model]
 
 FedAvg, FedAvg-FT (the tuned models of FedAvg's run) and Local train and average as in the code that pFedFDA's authors
 released: each client has a module, a ``DataLoader`` that drops the last, shorter batch, and a new SGD with momentum in
@@ -10,6 +10,10 @@ same points. Nothing of our algorithms and engines is used, only the split and t
 of the same column. So agreement shows that our arithmetic is right; for the other methods, it does not show that the
 authors made the same choices. tests/golden/test_plain_loop.py compares the models of all methods, number by number.
 The scores go to results/plain_loop-COLUMN-METHOD-seedN.json.
+
+With ``--our-initial-model``, training starts from the initial model of our run with the same seed; the batches and who
+takes part are drawn as before. So it shows what of a difference the initial model makes. The record's name then ends in
+``-our_initial_model``.
 """
 
 from __future__ import annotations
@@ -29,9 +33,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from fedtailor.core.rng import new_key
+from fedtailor.core.task import Task
 from fedtailor.data.build import DividedData, build
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.provenance import machine, versions
+from fedtailor.models.cnn import cifar_cnn
 from fedtailor.papers import tables as papers
 
 RESULTS = Path(__file__).parent / "results"
@@ -45,6 +52,7 @@ TUNED_ROUNDS = (100, ROUNDS)
 """Rounds after which models are scored that every client tunes first."""
 CORRUPTED_CLIENTS = 50
 CLASSES = 10
+IMAGE_SHAPE = (3, 32, 32)
 COLUMNS = {
     "cifar10_s_100": "1",
     "cifar10_s_75": "1",
@@ -121,6 +129,11 @@ class Client:
         """Return how many test examples a module classifies correctly."""
         x, y = self.test_set.tensors
         return int((model(x).argmax(1) == y).sum())
+
+
+def our_initial_model(seed: int) -> dict[str, Tensor]:
+    """Return the parameters that a run of ours with this seed starts from."""
+    return Task(cifar_cnn(IMAGE_SHAPE, CLASSES), CLASSES, IMAGE_SHAPE).initial(new_key(seed))
 
 
 def new_optimizer(parameters: Sequence[nn.Parameter], rate: float = RATE) -> torch.optim.Optimizer:
@@ -501,6 +514,7 @@ def main() -> None:
     parser.add_argument("--column", choices=COLUMNS, default="cifar10_s_25")
     parser.add_argument("--method", choices=METHODS, default="fedavg")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--our-initial-model", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     table = COLUMNS[arguments.column]
@@ -510,12 +524,18 @@ def main() -> None:
     test = [examples(divided, rows.test) for rows in divided.rows]
     torch.manual_seed(arguments.seed)
     model = Network()
+    if arguments.our_initial_model:
+        model.load_state_dict(our_initial_model(arguments.seed))
     corrupted = CORRUPTED_CLIENTS if table == "1" else 0
     clients = [
         Client(model, *sets, corrupted=index < corrupted) for index, sets in enumerate(zip(train, test, strict=True))
     ]
     record = {"column": arguments.column, "method": arguments.method, "seed": arguments.seed}
-    path = RESULTS / f"plain_loop-{arguments.column}-{arguments.method}-seed{arguments.seed}.json"
+    name = f"plain_loop-{arguments.column}-{arguments.method}-seed{arguments.seed}"
+    if arguments.our_initial_model:
+        record["initial_model"] = "fedtailor"
+        name += "-our_initial_model"
+    path = RESULTS / f"{name}.json"
 
     def write(found: dict[str, Any]) -> None:
         whole = {**record, "scores": found, "machine": machine(), "versions": versions()}

@@ -135,3 +135,9 @@ def test_same_models_in_every_round(name, plain_loop, recorder, monkeypatch):
             for index in cohort:
                 sent = recorder.visit(number, "train", index).output[1]
                 assert_same(method.personal(clients[index]), {**sent["body"].value, **sent["head"].value})
+
+
+def test_our_initial_model(plain_loop):
+    model = plain_loop.Network().double()
+    model.load_state_dict(plain_loop.our_initial_model(5))
+    assert_same(model, harness.initial_params(make_federation()))
