@@ -118,8 +118,8 @@ def make_record(run: Run, data_dir: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         result = experiment.run(make_config(configuration(run, data_dir)), out=Path(folder) / "run")
         written = read_run(Path(folder) / "run")
+        final = [line["diagnostics"] for line in written.iterate_clients() if "diagnostics" in line]
     points = ("validation",) if run.stage == "select" else ("global", "personalized")
-    final = [line["diagnostics"] for line in written.clients if "diagnostics" in line]
     about["load_after"] = os.getloadavg()[0]
     return {
         "benchmark": "scarce_data",
