@@ -7,8 +7,9 @@ The command runs what has no record yet, and writes one record per run to result
 time. A setting is selected on validation examples, a fifth of each client's few training examples, by the accuracy over
 all of them, the mean of three seeds: pFedFDA's prior with the default ridge, its ridge with the default prior and with
 the selected one, and FedAvg-FT's epochs. The records of these runs hold no test scores. The selected settings and the
-defaults are then trained on all training examples and tested once. Seeds vary the division of the data, the initial
-model and the cohorts. Intervals are 95 % t intervals over the seeds.
+defaults are then trained on all training examples and tested once, with five seeds. A seed drives the division of the
+data, the initial model and the cohorts; so what is a validation example with one seed may be a test example with
+another. Intervals are 95 % t intervals over the seeds.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from fedtailor.experiment.demo import SETTINGS as DEMO
 from train_step import machine
 
 RESULTS = Path(__file__).parent / "results" / "scarce_data"
-SEEDS = (0, 1, 2)
-STAGES = ("select", "test")
+SEEDS = {"select": (0, 1, 2), "test": (0, 1, 2, 3, 4)}
+"""The seeds of the runs that select, and of those that test."""
 
 _IMAGES: dict[str, Any] = {
     "data": {"partition": "dirichlet(alpha=0.5, min_size=62.5)", "clients": 30},
@@ -157,8 +158,8 @@ def searches(world: str) -> dict[str, list[str]]:
 def planned(world: str) -> list[Run]:
     """Return the runs of a world in their order, as far as they follow from the records that are there."""
     settings = dict.fromkeys(setting for search in searches(world).values() for setting in search)
-    runs = [Run(world, setting, "select", seed) for setting in settings for seed in SEEDS]
-    return runs + [Run(world, setting, "test", seed) for setting in tested(world) for seed in SEEDS]
+    runs = [Run(world, setting, "select", seed) for setting in settings for seed in SEEDS["select"]]
+    return runs + [Run(world, setting, "test", seed) for setting in tested(world) for seed in SEEDS["test"]]
 
 
 def tested(world: str) -> list[str]:
@@ -180,7 +181,7 @@ def selected(world: str, settings: list[str]) -> str | None:
 
 def accuracies(world: str, setting: str, stage: str, point: str, figure: str) -> list[float] | None:
     """Return a figure of every seed; None if a record is missing."""
-    paths = [Run(world, setting, stage, seed).path for seed in SEEDS]
+    paths = [Run(world, setting, stage, seed).path for seed in SEEDS[stage]]
     if not all(path.exists() for path in paths):
         return None
     return [json.loads(path.read_text())["accuracy"][point][figure] for path in paths]
