@@ -21,6 +21,7 @@ import math
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +62,13 @@ WORLDS: dict[str, dict[str, Any]] = {
     **{f"cifar10-{name}": _world("cifar10", 18_000, "cifar_cnn", 40, size) for name, size in FRACTIONS.items()},
 }
 """The data sets with the percentage of the training examples that clients keep."""
+
+FEDERATIONS = {
+    "digits-25": "digits, 25 %",
+    **{f"fashion_mnist-{name}": f"Fashion-MNIST, {name} %" for name in FRACTIONS},
+    **{f"cifar10-{name}": f"CIFAR-10, {name} %" for name in FRACTIONS},
+}
+"""Their names in tables."""
 
 RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01)
 PRIORS: dict[str, dict[str, Any]] = {
@@ -168,47 +176,106 @@ def tested(world: str) -> list[str]:
     return list(dict.fromkeys([*DEFAULTS, *(setting for setting in chosen if setting)])) if all(chosen) else []
 
 
-def selected(world: str, settings: list[str]) -> str | None:
+def selected(world: str, settings: Sequence[str]) -> str | None:
     """Return the setting with the best validation accuracy, the mean over seeds; None if a record is missing."""
     means = {}
     for setting in settings:
-        scores = accuracies(world, setting, "select", "validation", "pooled")
+        scores = accuracies(Run(world, setting, "select", 0), "validation", "pooled")
         if scores is None:
             return None
         means[setting] = _mean(scores)
     return max(means, key=lambda setting: means[setting])
 
 
-def accuracies(world: str, setting: str, stage: str, point: str, figure: str) -> list[float] | None:
-    """Return a figure of every seed; None if a record is missing."""
-    paths = [Run(world, setting, stage, seed).path for seed in SEEDS[stage]]
+def accuracies(run: Run, point: str, figure: str) -> list[float] | None:
+    """Return a figure of every seed of a run; None if a record is missing."""
+    paths = [run._replace(seed=seed).path for seed in SEEDS[run.stage]]
     if not all(path.exists() for path in paths):
         return None
     return [json.loads(path.read_text())["accuracy"][point][figure] for path in paths]
 
 
-def table(world: str) -> str:
-    """Return the results of a world in Markdown: validation scores of all settings, test scores of the selected."""
-    lines = [f"### {world}", "", "| setting | validation, pooled | minus default |", "|---|---|---|"]
-    for setting in SETTINGS:
-        scores = accuracies(world, setting, "select", "validation", "pooled")
-        base = accuracies(world, _default_of(setting), "select", "validation", "pooled")
-        if scores and base:
-            lines.append(f"| {setting} | {_with_interval(scores)} | {_difference(scores, base)} |")
-    lines += ["", "| setting | selected for | test, mean | minus default | worst tenth | global model |"]
-    lines.append("|---|---|---|---|---|---|")
-    for setting in tested(world):
-        scores = accuracies(world, setting, "test", "personalized", "mean")
-        base = accuracies(world, _default_of(setting), "test", "personalized", "mean")
-        if scores and base:
-            names = [name for name, settings in searches(world).items() if selected(world, settings) == setting]
-            others = [
-                _with_interval(accuracies(world, setting, "test", point, figure) or [])
-                for point, figure in (("personalized", "worst10"), ("global", "mean"))
-            ]
-            cells = [setting, "; ".join(names) or "-", _with_interval(scores), _difference(scores, base), *others]
-            lines.append("| " + " | ".join(cells) + " |")
+def test_table(worlds: list[str], figure: str) -> str:
+    """Return a figure of the personalized models on test examples, in Markdown: a row for each federation.
+
+    Selected settings are named, with their difference from the default of the method. Last comes the global model of
+    pFedFDA.
+    """
+    names = ["pFedFDA, default", "selected prior", "selected ridge", "both"]
+    names += ["FedAvg-FT, default", "selected epochs", "pFedFDA, default, global model"]
+    lines = [f"| {' | '.join(['federation', *names])} |", "|---" * (len(names) + 1) + "|"]
+    for world in worlds:
+        searched = searches(world)
+        pfedfda = [_tested(world, settings, figure) for name, settings in searched.items() if "pFedFDA" in name]
+        cells = [_tested(world, DEFAULTS[:1], figure), *pfedfda]
+        cells += ["-"] * (4 - len(cells))
+        cells += [_tested(world, DEFAULTS[1:], figure), _tested(world, searched["FedAvg-FT, epochs"], figure)]
+        scores = accuracies(Run(world, DEFAULTS[0], "test", 0), "global", figure)
+        cells.append(_with_interval(scores) if scores else "-")
+        lines.append(f"| {' | '.join([FEDERATIONS[world], *cells])} |")
     return "\n".join(lines)
+
+
+def validation_table(worlds: list[str]) -> str:
+    """Return the accuracy over all validation examples in Markdown: a row for each setting.
+
+    A row has the differences from the default of the method, and a default its accuracies.
+    """
+    names = [FEDERATIONS[world] for world in worlds]
+    lines = [f"| {' | '.join(['setting', *names])} |", "|---" * (len(names) + 1) + "|"]
+    for setting in SETTINGS:
+        cells = [_on_validation_examples(world, setting) for world in worlds]
+        if any(cell != "-" for cell in cells):
+            lines.append(f"| {' | '.join([label(setting), *cells])} |")
+    return "\n".join(lines)
+
+
+def label(setting: str) -> str:
+    """Return a setting in words."""
+    parts = setting.split("-")
+    if parts[0] == "fedavg_ft":
+        epochs = parts[1].removeprefix("epochs")
+        return f"FedAvg-FT, {epochs} {'epoch' if epochs == '1' else 'epochs'}"
+    return f"pFedFDA, {_PRIOR_LABELS[parts[1]]}, ridge {parts[2].removeprefix('ridge')}"
+
+
+_PRIOR_LABELS = {
+    "floor0.0001": "floor 0.0001",
+    "floor0.01": "floor 0.01",
+    "floor0.1": "floor 0.1",
+    "count0.3": "pseudo-count 0.3",
+    "count1": "pseudo-count 1",
+    "count3": "pseudo-count 3",
+    "blend": "blend",
+}
+
+
+def _tested(world: str, settings: Sequence[str], figure: str) -> str:
+    """Return the test score of the setting that is selected among those given, in a cell."""
+    setting = selected(world, settings)
+    if setting is None:
+        return "-"
+    scores = accuracies(Run(world, setting, "test", 0), "personalized", figure)
+    base = accuracies(Run(world, _default_of(setting), "test", 0), "personalized", figure)
+    if scores is None or base is None:
+        return "-"
+    if len(settings) == 1:
+        return _with_interval(scores)
+    if setting == _default_of(setting):
+        return "the default"
+    what = label(setting).split(", ", 1)[1]
+    return f"{what}: {100 * _mean(scores):.1f} ({_difference(scores, base)})"
+
+
+def _on_validation_examples(world: str, setting: str) -> str:
+    """Return the validation score of a default, or the difference of another setting from it, in a cell."""
+    scores = accuracies(Run(world, setting, "select", 0), "validation", "pooled")
+    base = accuracies(Run(world, _default_of(setting), "select", 0), "validation", "pooled")
+    if scores is None or base is None:
+        return "-"
+    if setting == _default_of(setting):
+        return _with_interval(scores)
+    return _difference(scores, base)
 
 
 def _default_of(setting: str) -> str:
@@ -218,7 +285,7 @@ def _default_of(setting: str) -> str:
 
 def _difference(scores: list[float], base: list[float]) -> str:
     """Return the difference of two settings over seeds, in points."""
-    return "-" if scores == base else _with_interval([a - b for a, b in zip(scores, base, strict=True)], sign="+")
+    return _with_interval([a - b for a, b in zip(scores, base, strict=True)], sign="+")
 
 
 def _with_interval(fractions: list[float], sign: str = "") -> str:
@@ -244,7 +311,10 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the results as Markdown")
     arguments = parser.parse_args()
     if arguments.table:
-        print("\n\n".join(table(world) for world in arguments.world))
+        figures = {"mean over clients": "mean", "mean of the worst tenth of clients": "worst10"}
+        for name, figure in figures.items():
+            print(f"Test examples, {name}\n\n{test_table(arguments.world, figure)}\n")
+        print(f"Validation examples, all together\n\n{validation_table(arguments.world)}")
     elif arguments.list:
         for run in itertools.chain.from_iterable(map(planned, arguments.world)):
             print(f"{run.path.stem:70} {'recorded' if run.path.exists() else 'missing'}")

@@ -99,6 +99,15 @@ def test_a_torn_end_is_ignored(tmp_path):
     assert run.events == []
 
 
+def test_lines_of_clients_that_are_asked_for_after_the_folder_is_gone_are_an_error(tmp_path):
+    with new_folder(tmp_path / "run") as folder:
+        folder.add_round({"round": 1}, clients=[{"round": 1, "client": 3}])
+    run = read_run(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="'.*run', is gone since it was read"):
+        _ = run.clients
+
+
 def test_damage_is_an_error_that_names_the_file(tmp_path):
     folder = new_folder(tmp_path / "run")
     folder.write_models([("0", safetensors({"w": np.zeros(2)}), {})])

@@ -505,7 +505,7 @@ class Run:
         """The lines of ``clients.jsonl``, in the same way. They are read when this is first used: they can be many.
 
         Raises:
-            DataError: the file is damaged.
+            DataError: the file is damaged, or the folder is gone.
         """
         return list(self.iterate_clients())
 
@@ -513,13 +513,15 @@ class Run:
         """Read the lines of ``clients.jsonl`` one at a time, and keep none of them.
 
         Raises:
-            DataError: the file is damaged.
+            DataError: the file is damaged, or the folder is gone.
         """
         for seed, run in self.seeds.items():
             for record in run.iterate_clients():
                 yield {"seed": seed, **record}
         if self.seeds:
             return
+        if not _is_there(self.path):  # a folder without the file has no lines
+            raise DataError(f"The folder of the run, '{self.path}', is gone since it was read.", path=str(self.path))
         done = {record["round"] for record in self.rounds}
         for record in _iterate_records(self.path, "clients.jsonl", needed="round"):
             if record["round"] in done:
@@ -529,7 +531,7 @@ class Run:
         """Return the lines of ``clients.jsonl`` of a round. They are read when they are first asked for, and kept.
 
         Raises:
-            DataError: the file is damaged.
+            DataError: the file is damaged, or the folder is gone.
         """
         if number not in self._clients_by_round:
             self._clients_by_round[number] = [line for line in self.iterate_clients() if line["round"] == number]
