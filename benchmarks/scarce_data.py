@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtailor.core.errors import FedtailorError
+from fedtailor.core.errors import FedtailorError, RunError
 from fedtailor.experiment.demo import SETTINGS as DEMO
 from train_step import machine
 
@@ -118,27 +118,29 @@ def configuration(run: Run, data_dir: str) -> dict[str, Any]:
 
 
 def make_record(run: Run, data_dir: str) -> dict[str, Any]:
-    """Make a run and return its record."""
+    """Make a run and return its record; ``ended`` says why a run ended in which no client could train any more."""
     from fedtailor.experiment import run as experiment
     from fedtailor.experiment.config import make_config
     from fedtailor.experiment.records import read_run
 
     about = machine()
-    with tempfile.TemporaryDirectory() as folder:
-        result = experiment.run(make_config(configuration(run, data_dir)), out=Path(folder) / "run")
-        written = read_run(Path(folder) / "run")
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "run"
+        try:
+            outcome = _scores(run, experiment.run(make_config(configuration(run, data_dir)), out=folder))
+        except RunError as error:
+            outcome = {"ended": error.message}
+        written = read_run(folder)
         final = [line["diagnostics"] for line in written.iterate_clients() if "diagnostics" in line]
-    points = ("validation",) if run.stage == "select" else ("global", "personalized")
     about["load_after"] = os.getloadavg()[0]
     return {
         "benchmark": "scarce_data",
         **run._asdict(),
         "algorithm": SETTINGS[run.setting],
-        "accuracy": {point: result["metrics"][point]["accuracy"] for point in points},
-        "examples": {point: result["metrics"][point]["examples"] for point in points},
-        "diagnostics": {name: _mean([line[name] for line in final]) for name in final[0]},
-        "events": result["events"],
-        "seconds": result["seconds"],
+        **outcome,
+        "diagnostics": {name: _mean([line[name] for line in final]) for name in (final[0] if final else ())},
+        "rounds": len(written.rounds),
+        "events": written.events,
         "machine": about,
         "provenance": {
             "commit": written.provenance["commit"],
@@ -146,6 +148,16 @@ def make_record(run: Run, data_dir: str) -> dict[str, Any]:
             "data_sha256": written.provenance["data"]["sha256"],
             "split_sha256": written.provenance["split_sha256"],
         },
+    }
+
+
+def _scores(run: Run, result: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a record that a finished run has; without test scores if the run selects."""
+    points = ("validation",) if run.stage == "select" else ("global", "personalized")
+    return {
+        "accuracy": {point: result["metrics"][point]["accuracy"] for point in points},
+        "examples": {point: result["metrics"][point]["examples"] for point in points},
+        "seconds": result["seconds"],
     }
 
 
@@ -177,22 +189,33 @@ def tested(world: str) -> list[str]:
 
 
 def selected(world: str, settings: Sequence[str]) -> str | None:
-    """Return the setting with the best validation accuracy, the mean over seeds; None if a record is missing."""
+    """Return the setting with the best validation accuracy, the mean over seeds; None if a record is missing.
+
+    A setting is out if a run of it ended because no client could train any more.
+    """
+    if not all(recorded(Run(world, setting, "select", 0)) for setting in settings):
+        return None
     means = {}
     for setting in settings:
         scores = accuracies(Run(world, setting, "select", 0), "validation", "pooled")
-        if scores is None:
-            return None
-        means[setting] = _mean(scores)
+        if scores is not None:
+            means[setting] = _mean(scores)
     return max(means, key=lambda setting: means[setting])
 
 
+def recorded(run: Run) -> bool:
+    """Return whether every seed of a run has a record."""
+    return all(run._replace(seed=seed).path.exists() for seed in SEEDS[run.stage])
+
+
 def accuracies(run: Run, point: str, figure: str) -> list[float] | None:
-    """Return a figure of every seed of a run; None if a record is missing."""
-    paths = [run._replace(seed=seed).path for seed in SEEDS[run.stage]]
-    if not all(path.exists() for path in paths):
+    """Return a figure of every seed of a run; None if a record is missing, or a run has ended early."""
+    if not recorded(run):
         return None
-    return [json.loads(path.read_text())["accuracy"][point][figure] for path in paths]
+    records = [json.loads(run._replace(seed=seed).path.read_text()) for seed in SEEDS[run.stage]]
+    if any("ended" in record for record in records):
+        return None
+    return [record["accuracy"][point][figure] for record in records]
 
 
 def test_table(worlds: list[str], figure: str) -> str:
@@ -257,8 +280,10 @@ def _tested(world: str, settings: Sequence[str], figure: str) -> str:
         return "-"
     scores = accuracies(Run(world, setting, "test", 0), "personalized", figure)
     base = accuracies(Run(world, _default_of(setting), "test", 0), "personalized", figure)
-    if scores is None or base is None:
+    if not recorded(Run(world, setting, "test", 0)):
         return "-"
+    if scores is None or base is None:
+        return "ended"
     if len(settings) == 1:
         return _with_interval(scores)
     if setting == _default_of(setting):
@@ -269,12 +294,16 @@ def _tested(world: str, settings: Sequence[str], figure: str) -> str:
 
 def _on_validation_examples(world: str, setting: str) -> str:
     """Return the validation score of a default, or the difference of another setting from it, in a cell."""
+    if not recorded(Run(world, setting, "select", 0)):
+        return "-"
     scores = accuracies(Run(world, setting, "select", 0), "validation", "pooled")
     base = accuracies(Run(world, _default_of(setting), "select", 0), "validation", "pooled")
-    if scores is None or base is None:
-        return "-"
+    if scores is None:
+        return "ended"
     if setting == _default_of(setting):
         return _with_interval(scores)
+    if base is None:
+        return "-"
     return _difference(scores, base)
 
 
@@ -335,7 +364,7 @@ def run_missing(worlds: list[str], data_dir: str) -> None:
                 temporary = run.path.with_suffix(".tmp")
                 temporary.write_text(json.dumps(record, indent=1) + "\n")
                 temporary.replace(run.path)
-                print(f"{run.path.stem}: {record['seconds']['total']:.0f} s", file=sys.stderr, flush=True)
+                print(f"{run.path.stem}: {record.get('ended', 'done')}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -70,6 +70,26 @@ def test_a_selected_setting_is_the_best_on_validation_examples_and_not_on_test_e
     assert scarce_data.selected("digits-25", settings) == settings[1]
 
 
+def test_a_setting_with_which_a_run_ended_early_is_not_selected(scarce_data):
+    settings = ["pfedfda-floor0.0001-ridge1", "pfedfda-floor0.0001-ridge0.01"]
+    for setting in settings:
+        record(scarce_data, setting, "select", [0.5, 0.5, 0.6])
+    ended = scarce_data.Run("digits-25", settings[1], "select", 1)
+    ended.path.write_text(json.dumps({"ended": "round 4: no client did usable work"}))
+    assert scarce_data.selected("digits-25", settings) == settings[0]
+    rows = dict(line.strip("| ").split(" | ") for line in scarce_data.validation_table(["digits-25"]).splitlines()[2:])
+    assert rows["pFedFDA, floor 0.0001, ridge 0.01"] == "ended"
+
+
+def test_a_run_that_ends_early_has_a_record_that_says_why(scarce_data, monkeypatch):
+    world = {**scarce_data.DEMO, "training": {**scarce_data.DEMO["training"], "lr": 1e30}}
+    monkeypatch.setitem(scarce_data.WORLDS, "digits-25", world)
+    made = scarce_data.make_record(scarce_data.Run("digits-25", "fedavg_ft-epochs1", "select", 0), "")
+    assert made["ended"].startswith("round ")
+    assert "accuracy" not in made
+    assert made["rounds"] == 0
+
+
 def test_differences_are_paired_by_seed_and_have_intervals_of_student(scarce_data):
     best = {"pfedfda-floor0.1-ridge1": 0.9, "pfedfda-floor0.0001-ridge0.3": 0.8, "fedavg_ft-epochs5": 0.6}
     write_searches(scarce_data, best)
