@@ -70,7 +70,8 @@ FEDERATIONS = {
 }
 """Their names in tables."""
 
-RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01)
+RIDGES = (1.0, 3.0, 0.5, 0.3, 0.1, 0.03, 0.01)
+"""The default first: of equal scores, the first is selected."""
 PRIORS: dict[str, dict[str, Any]] = {
     "floor0.0001": {},
     "floor0.01": {"prior_smoothing": 0.01},
