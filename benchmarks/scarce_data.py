@@ -189,6 +189,11 @@ def tested(world: str) -> list[str]:
     return list(dict.fromkeys([*DEFAULTS, *(setting for setting in chosen if setting)])) if all(chosen) else []
 
 
+def is_complete(world: str) -> bool:
+    """Return whether all runs of a world have a record."""
+    return bool(tested(world)) and all(run.path.exists() for run in planned(world))
+
+
 def selected(world: str, settings: Sequence[str]) -> str | None:
     """Return the setting with the best validation accuracy, the mean over seeds; None if a record is missing.
 

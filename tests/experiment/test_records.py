@@ -104,7 +104,7 @@ def test_lines_of_clients_that_are_asked_for_after_the_folder_is_gone_are_an_err
         folder.add_round({"round": 1}, clients=[{"round": 1, "client": 3}])
     run = read_run(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="'.*run', is gone since it was read"):
+    with pytest.raises(DataError, match=r"'.*run', is gone since it was read"):
         _ = run.clients
 
 

@@ -102,6 +102,7 @@ def test_two_rounds(recorder, options):
 
 def test_the_paper_preset_is_lda_as_written(recorder):
     """Empirical frequencies, the covariance as it is estimated, and its inverse: nothing is added anywhere."""
+    assert dict(FedLDA.presets["paper"]) == {"prior_smoothing": 1e-300, "cov_ridge": 0.0, "shrinkage": 0.0}
     federation = harness.make_federation()
     algorithm = FedLDA.from_preset("paper", training=TRAINING)
     recorder.run(algorithm, federation)

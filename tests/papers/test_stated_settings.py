@@ -59,6 +59,12 @@ def test_fedcr_final_round(method):
         assert cell.values["federation"]["rounds"] == rounds + is_trained
 
 
+def test_fedcr_lg_fedavg_shares_the_upper_two_layers():
+    """A layer less is another method, and what clients tune in the final round depends on it."""
+    for cell in cells(paper("fedcr"), "2", method="lg_fedavg"):
+        assert cell.values["algorithm"]["shared_layers"] == 2
+
+
 def test_fedcr_example_of_the_release():
     """Only this column's learning rates are documented, so only they are not inferred."""
     for cell in cells(paper("fedcr"), "2", column="cifar100_2"):
