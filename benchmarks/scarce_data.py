@@ -7,9 +7,10 @@ The command runs what has no record yet, and writes one record per run to result
 time. A setting is selected on validation examples, a fifth of each client's few training examples, by the accuracy over
 all of them, the mean of three seeds: pFedFDA's prior with the default ridge, its ridge with the default prior and with
 the selected one, and FedAvg-FT's epochs. The records of these runs hold no test scores. The selected settings and the
-defaults are then trained on all training examples and tested once, with five seeds. A seed drives the division of the
-data, the initial model and the cohorts; so what is a validation example with one seed may be a test example with
-another. Intervals are 95 % t intervals over the seeds.
+defaults are then trained on all training examples and tested once, with five seeds. One of a few settings of pFedFDA is
+selected in the same way for all federations together, by the mean difference from the default; two federations that no
+selection sees check it. A seed drives the division of the data, the initial model and the cohorts; so what is a
+validation example with one seed may be a test example with another. Intervals are 95 % t intervals over the seeds.
 """
 
 from __future__ import annotations
@@ -33,40 +34,57 @@ RESULTS = Path(__file__).parent / "results" / "scarce_data"
 SEEDS = {"select": (0, 1, 2), "test": (0, 1, 2, 3, 4)}
 """The seeds of the runs that select, and of those that test."""
 
-_IMAGES: dict[str, Any] = {
-    "data": {"partition": "dirichlet(alpha=0.5, min_size=62.5)", "clients": 30},
-    "training": {"lr": 0.01, "momentum": 0.5, "weight_decay": 5e-4, "epochs": 5, "batch_size": 50},
-    "federation": {"participation": 0.3, "full_last_round": True},
-}
-"""Training as in the experiments of pFedFDA, with 30 of the 100 clients, as many examples each, and fewer rounds."""
+_TRAINING = {"lr": 0.01, "momentum": 0.5, "weight_decay": 5e-4, "epochs": 5, "batch_size": 50}
+"""As in the experiments of pFedFDA, whose 100 clients have as many examples each and train for more rounds."""
 
 
-def _world(dataset: str, subset: int, model: str, rounds: int, fraction: float) -> dict[str, Any]:
+def _world(dataset: str, fraction: float, alpha: float = 0.5) -> dict[str, Any]:
     """Return a federation whose clients keep a fraction of their training examples."""
+    images = {
+        "fashion_mnist": {"subset": 21_000, "model": "emnist_cnn", "rounds": 20},
+        "cifar10": {"subset": 18_000, "model": "cifar_cnn", "rounds": 40},
+    }[dataset]
+    partition = f"dirichlet(alpha={alpha:g}, min_size=62.5)"
     return {
-        "data": {**_IMAGES["data"], "dataset": dataset, "subset": subset, "fraction": fraction},
-        "model": {"name": model},
-        "training": _IMAGES["training"],
-        "federation": {**_IMAGES["federation"], "rounds": rounds},
+        "data": {
+            "dataset": dataset,
+            "subset": images["subset"],
+            "clients": 30,
+            "partition": partition,
+            "fraction": fraction,
+        },
+        "model": {"name": images["model"]},
+        "training": _TRAINING,
+        "federation": {"participation": 0.3, "full_last_round": True, "rounds": images["rounds"]},
     }
 
 
-FRACTIONS = {"5": 0.05, "10": 0.1, "25": 0.25}
-
-WORLDS: dict[str, dict[str, Any]] = {
+SEARCHED: dict[str, dict[str, Any]] = {
     "digits-25": DEMO,
-    **{
-        f"fashion_mnist-{name}": _world("fashion_mnist", 21_000, "emnist_cnn", 20, size)
-        for name, size in FRACTIONS.items()
-    },
-    **{f"cifar10-{name}": _world("cifar10", 18_000, "cifar_cnn", 40, size) for name, size in FRACTIONS.items()},
+    "fashion_mnist-5": _world("fashion_mnist", 0.05),
+    "fashion_mnist-10": _world("fashion_mnist", 0.1),
+    "cifar10-5": _world("cifar10", 0.05),
+    "cifar10-10": _world("cifar10", 0.1),
+    "cifar10-25": _world("cifar10", 0.25),
 }
-"""The data sets with the percentage of the training examples that clients keep."""
+"""Federations in which settings are selected. A name ends with the percentage of examples that clients keep."""
 
+CHECKS: dict[str, dict[str, Any]] = {
+    "fashion_mnist_dir0.1-10": _world("fashion_mnist", 0.1, alpha=0.1),
+    "fashion_mnist-100": _world("fashion_mnist", 1.0),
+}
+"""Federations that no selection sees: clients with fewer classes, and clients with all of their examples."""
+
+WORLDS = {**SEARCHED, **CHECKS}
 FEDERATIONS = {
     "digits-25": "digits, 25 %",
-    **{f"fashion_mnist-{name}": f"Fashion-MNIST, {name} %" for name in FRACTIONS},
-    **{f"cifar10-{name}": f"CIFAR-10, {name} %" for name in FRACTIONS},
+    "fashion_mnist-5": "Fashion-MNIST, 5 %",
+    "fashion_mnist-10": "Fashion-MNIST, 10 %",
+    "fashion_mnist_dir0.1-10": "Fashion-MNIST, 10 %, Dirichlet(0.1)",
+    "fashion_mnist-100": "Fashion-MNIST, 100 %",
+    "cifar10-5": "CIFAR-10, 5 %",
+    "cifar10-10": "CIFAR-10, 10 %",
+    "cifar10-25": "CIFAR-10, 25 %",
 }
 """Their names in tables."""
 
@@ -92,6 +110,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     **{f"fedavg_ft-epochs{epochs}": {"name": "fedavg_ft", "finetune_epochs": epochs} for epochs in EPOCHS},
 }
 """Options of the algorithms."""
+
+COMMON = [f"pfedfda-{prior}-ridge{ridge:g}" for prior in ("floor0.0001", "floor0.1") for ridge in (1.0, 0.5, 0.3)]
+"""Settings of which one is selected for all federations together."""
 
 DEFAULTS = ("pfedfda-floor0.0001-ridge1", "fedavg_ft-epochs5")
 
@@ -178,15 +199,45 @@ def searches(world: str) -> dict[str, list[str]]:
 
 def planned(world: str) -> list[Run]:
     """Return the runs of a world in their order, as far as they follow from the records that are there."""
-    settings = dict.fromkeys(setting for search in searches(world).values() for setting in search)
+    settings: dict[str, None] = {}
+    if world in SEARCHED:
+        settings = dict.fromkeys([*(setting for search in searches(world).values() for setting in search), *COMMON])
     runs = [Run(world, setting, "select", seed) for setting in settings for seed in SEEDS["select"]]
     return runs + [Run(world, setting, "test", seed) for setting in tested(world) for seed in SEEDS["test"]]
 
 
 def tested(world: str) -> list[str]:
     """Return the settings to test: the defaults, and the selected ones once all scores are there."""
+    common = common_setting()
+    if world in CHECKS:
+        return [DEFAULTS[0], common] if common else []
     chosen = [selected(world, settings) for settings in searches(world).values()]
-    return list(dict.fromkeys([*DEFAULTS, *(setting for setting in chosen if setting)])) if all(chosen) else []
+    if not all(chosen):
+        return []
+    return list(dict.fromkeys(setting for setting in [*DEFAULTS, *chosen, common] if setting))
+
+
+def common_setting() -> str | None:
+    """Return the setting with the best mean difference from the default over all federations that are searched.
+
+    None if a record is missing. A setting is out if a run of it ended early.
+    """
+    if not all(recorded(Run(world, setting, "select", 0)) for world in SEARCHED for setting in COMMON):
+        return None
+    means = {}
+    for setting in COMMON:
+        gains = [_gain(world, setting) for world in SEARCHED]
+        found = [gain for gain in gains if gain is not None]
+        if len(found) == len(gains):
+            means[setting] = _mean(found)
+    return max(means, key=lambda setting: means[setting])
+
+
+def _gain(world: str, setting: str) -> float | None:
+    """Return the mean difference of a setting of pFedFDA from the default on validation examples; None if it ended."""
+    scores = accuracies(Run(world, setting, "select", 0), "validation", "pooled")
+    base = accuracies(Run(world, DEFAULTS[0], "select", 0), "validation", "pooled")
+    return None if scores is None or base is None else _mean(scores) - _mean(base)
 
 
 def is_complete(world: str) -> bool:
@@ -227,20 +278,20 @@ def accuracies(run: Run, point: str, figure: str) -> list[float] | None:
 def test_table(worlds: list[str], figure: str) -> str:
     """Return a figure of the personalized models on test examples, in Markdown: a row for each federation.
 
-    Selected settings are named, with their difference from the default of the method. Last comes the global model of
-    pFedFDA.
+    Selected settings are named, with their difference from the default of the method.
     """
-    names = ["pFedFDA, default", "selected prior", "selected ridge", "both"]
-    names += ["FedAvg-FT, default", "selected epochs", "pFedFDA, default, global model"]
+    names = ["pFedFDA, default", "its global model", "selected prior", "selected ridge", "both", "common setting"]
+    names += ["FedAvg-FT, default", "selected epochs"]
     lines = [f"| {' | '.join(['federation', *names])} |", "|---" * (len(names) + 1) + "|"]
     for world in worlds:
-        searched = searches(world)
-        pfedfda = [_tested(world, settings, figure) for name, settings in searched.items() if "pFedFDA" in name]
-        cells = [_tested(world, DEFAULTS[:1], figure), *pfedfda]
-        cells += ["-"] * (4 - len(cells))
-        cells += [_tested(world, DEFAULTS[1:], figure), _tested(world, searched["FedAvg-FT, epochs"], figure)]
         scores = accuracies(Run(world, DEFAULTS[0], "test", 0), "global", figure)
-        cells.append(_with_interval(scores) if scores else "-")
+        cells = [_default_cell(world, DEFAULTS[0], figure), _with_interval(scores) if scores else "-"]
+        chosen = {name: selected(world, settings) for name, settings in searches(world).items()}
+        for name in ("pFedFDA, prior", "pFedFDA, ridge", "pFedFDA, ridge with that prior"):
+            cells.append(_selected_cell(world, chosen.get(name), figure))
+        cells.append(_selected_cell(world, common_setting(), figure))
+        cells.append(_default_cell(world, DEFAULTS[1], figure))
+        cells.append(_selected_cell(world, chosen["FedAvg-FT, epochs"], figure))
         lines.append(f"| {' | '.join([FEDERATIONS[world], *cells])} |")
     return "\n".join(lines)
 
@@ -279,22 +330,23 @@ _PRIOR_LABELS = {
 }
 
 
-def _tested(world: str, settings: Sequence[str], figure: str) -> str:
-    """Return the test score of the setting that is selected among those given, in a cell."""
-    setting = selected(world, settings)
-    if setting is None:
-        return "-"
+def _default_cell(world: str, setting: str, figure: str) -> str:
+    """Return the test score of a default, in a cell."""
     scores = accuracies(Run(world, setting, "test", 0), "personalized", figure)
-    base = accuracies(Run(world, _default_of(setting), "test", 0), "personalized", figure)
-    if not recorded(Run(world, setting, "test", 0)):
+    return "-" if scores is None else _with_interval(scores)
+
+
+def _selected_cell(world: str, setting: str | None, figure: str) -> str:
+    """Return a selected setting with its test score and the difference from the default, in a cell."""
+    if setting is None or not recorded(Run(world, setting, "test", 0)):
         return "-"
-    if scores is None or base is None:
-        return "ended"
-    if len(settings) == 1:
-        return _with_interval(scores)
-    if setting == _default_of(setting):
+    if setting in DEFAULTS:
         return "the default"
     what = label(setting).split(", ", 1)[1]
+    scores = accuracies(Run(world, setting, "test", 0), "personalized", figure)
+    base = accuracies(Run(world, _default_of(setting), "test", 0), "personalized", figure)
+    if scores is None or base is None:
+        return f"{what}: ended"
     return f"{what}: {100 * _mean(scores):.1f} ({_difference(scores, base)})"
 
 

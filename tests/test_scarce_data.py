@@ -99,11 +99,27 @@ def test_differences_are_paired_by_seed_and_have_intervals_of_student(scarce_dat
     record(scarce_data, "fedavg_ft-epochs5", "test", [0.5] * 5)
     row = scarce_data.test_table(["digits-25"], "mean").splitlines()[2].strip("| ").split(" | ")
     # 5 points, deviation sqrt(2.5) = 1.581 points, t = 2.776 with 4 degrees of freedom
-    assert row[1] == "70.0 ± 19.6"
-    assert row[2] == "floor 0.1, ridge 1: 73.0 (+3.0 ± 2.0)"
-    assert row[3] == "floor 0.0001, ridge 0.3: 70.0 (+0.0 ± 0.0)"
-    assert row[4] == row[2]  # with the selected prior, the default ridge is the best
-    assert row[5:] == ["50.0 ± 0.0", "the default", "70.0 ± 19.6"]
+    assert row[1:3] == ["70.0 ± 19.6", "70.0 ± 19.6"]  # personalized models and the global one
+    assert row[3] == "floor 0.1, ridge 1: 73.0 (+3.0 ± 2.0)"
+    assert row[4] == "floor 0.0001, ridge 0.3: 70.0 (+0.0 ± 0.0)"
+    assert row[5] == row[3]  # with the selected prior, the default ridge is the best
+    assert row[6:] == ["-", "50.0 ± 0.0", "the default"]
+
+
+def test_the_common_setting_is_the_best_over_all_federations(scarce_data):
+    steady = "pfedfda-floor0.1-ridge0.5"
+    for world in scarce_data.SEARCHED:
+        assert scarce_data.common_setting() is None
+        for setting in scarce_data.COMMON:
+            record(scarce_data, setting, "select", [0.6 if setting == steady else 0.5] * 3, world)
+    record(scarce_data, "pfedfda-floor0.0001-ridge0.3", "select", [0.9] * 3, "cifar10-5")  # 0.4 better, but only here
+    assert scarce_data.common_setting() == steady
+    for world in scarce_data.CHECKS:
+        assert {run.setting for run in scarce_data.planned(world)} == {"pfedfda-floor0.0001-ridge1", steady}
+        assert {run.stage for run in scarce_data.planned(world)} == {"test"}
+    ended = scarce_data.Run("cifar10-25", steady, "select", 2)
+    ended.path.write_text(json.dumps({"ended": "round 4: no client did usable work"}))
+    assert scarce_data.common_setting() == "pfedfda-floor0.0001-ridge0.3"
 
 
 def test_validation_scores_are_shown_as_differences_from_the_default(scarce_data):
