@@ -13,6 +13,7 @@ SENTENCES = [
     (f"{ALGORITHMS}/fedpac.py", "Class means are weighted by their counts, as in the paper's code."),
     (f"{ALGORITHMS}/fedpac.py", "The paper's code prints two accuracies of a round"),
     (f"{ALGORITHMS}/fedpac.py", "tune the combined head at the end, with the head's own rate ``head_lr``"),
+    (f"{ALGORITHMS}/fedlda.py", "The experiments judge by the point ``local``, right after local training (I)"),
     (f"{ALGORITHMS}/pfedvem.py", "here before the body trains, so that the body trains under that head; in C at"),
     ("docs/experiments.md", "The row says nothing about feature alignment."),
     ("docs/experiments.md", "the text has a penalty of 0.01, the release's example 0.1. Ours is that of the text."),
@@ -37,7 +38,7 @@ def test_the_small_table_of_fedlda_has_the_numbers_of_the_records():
     assert shown.keys() == names.keys()
     for label, name in names.items():
         (path,) = (ROOT / "experiments/results/fedlda").glob(f"cifar10_cnn_500-{name}-seed0-*.json")
-        metrics = json.loads(path.read_text())["metrics"]
+        metrics = json.loads(path.read_text())["result"]["metrics"]
         for point, cell in zip(("personalized", "local", "global"), shown[label], strict=True):
             measured = f"{100 * metrics[point]['accuracy']['mean']:.1f}" if point in metrics else "-"
             assert cell == measured, (label, point)

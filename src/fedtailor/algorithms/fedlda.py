@@ -32,6 +32,8 @@ takes back the first three, and has the classifier exactly as written:
   eq. 8, the definition of Sigma_hat) are read as the class that is summed over, or the example's own class.
 * The evaluated model is the server's body and Gaussian with the client's prior (I: eq. 4 uses the server's
   estimates). ``evaluated_body`` = "local" takes the body of the client's own last training, and before it the server's.
+  The experiments judge by the point ``local``, right after local training (I): only there does our FedLDA lead
+  LG-FedAvg by about as much as in the paper. See "Small tables of our own" in docs/experiments.md.
 * The body starts as the model does (PyTorch's variant of Kaiming's initialization, as in pFedFDA).
 """
 
