@@ -31,6 +31,9 @@ from fedtailor.experiment.demo import SETTINGS as DEMO
 from train_step import machine
 
 RESULTS = Path(__file__).parent / "results" / "scarce_data"
+_NOBODY_TRAINS = "clients did usable work"
+"""Part of the error of a run in which no client can train any more. Other errors are not results."""
+
 SEEDS = {"select": (0, 1, 2), "test": (0, 1, 2, 3, 4)}
 """The seeds of the runs that select, and of those that test."""
 
@@ -151,6 +154,8 @@ def make_record(run: Run, data_dir: str) -> dict[str, Any]:
         try:
             outcome = _scores(run, experiment.run(make_config(configuration(run, data_dir)), out=folder))
         except RunError as error:
+            if _NOBODY_TRAINS not in error.message:
+                raise
             outcome = {"ended": error.message}
         written = read_run(folder)
         final = [line["diagnostics"] for line in written.iterate_clients() if "diagnostics" in line]
@@ -230,7 +235,7 @@ def common_setting() -> str | None:
         found = [gain for gain in gains if gain is not None]
         if len(found) == len(gains):
             means[setting] = _mean(found)
-    return max(means, key=lambda setting: means[setting])
+    return max(means, key=lambda setting: means[setting], default=None)
 
 
 def _gain(world: str, setting: str) -> float | None:
@@ -238,11 +243,6 @@ def _gain(world: str, setting: str) -> float | None:
     scores = accuracies(Run(world, setting, "select", 0), "validation", "pooled")
     base = accuracies(Run(world, DEFAULTS[0], "select", 0), "validation", "pooled")
     return None if scores is None or base is None else _mean(scores) - _mean(base)
-
-
-def is_complete(world: str) -> bool:
-    """Return whether all runs of a world have a record."""
-    return bool(tested(world)) and all(run.path.exists() for run in planned(world))
 
 
 def selected(world: str, settings: Sequence[str]) -> str | None:
@@ -257,7 +257,7 @@ def selected(world: str, settings: Sequence[str]) -> str | None:
         scores = accuracies(Run(world, setting, "select", 0), "validation", "pooled")
         if scores is not None:
             means[setting] = _mean(scores)
-    return max(means, key=lambda setting: means[setting])
+    return max(means, key=lambda setting: means[setting], default=None)
 
 
 def recorded(run: Run) -> bool:
@@ -344,10 +344,20 @@ def _selected_cell(world: str, setting: str | None, figure: str) -> str:
         return "the default"
     what = label(setting).split(", ", 1)[1]
     scores = accuracies(Run(world, setting, "test", 0), "personalized", figure)
-    base = accuracies(Run(world, _default_of(setting), "test", 0), "personalized", figure)
-    if scores is None or base is None:
+    difference = test_difference(world, setting, figure)
+    if scores is None or difference is None:
         return f"{what}: ended"
-    return f"{what}: {100 * _mean(scores):.1f} ({_difference(scores, base)})"
+    return f"{what}: {100 * _mean(scores):.1f} ({difference})"
+
+
+def test_difference(world: str, setting: str, figure: str, against: str = "") -> str | None:
+    """Return the difference of a setting from another, or from the default, on test examples.
+
+    None if there is a run without a score.
+    """
+    scores = accuracies(Run(world, setting, "test", 0), "personalized", figure)
+    base = accuracies(Run(world, against or _default_of(setting), "test", 0), "personalized", figure)
+    return None if scores is None or base is None else _difference(scores, base)
 
 
 def _on_validation_examples(world: str, setting: str) -> str:
@@ -415,14 +425,13 @@ def main() -> None:
 def run_missing(worlds: list[str], data_dir: str) -> None:
     """Run what has no record; runs that follow from others are planned once those are done."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    for world in worlds:
-        while missing := [run for run in planned(world) if not run.path.exists()]:
-            for run in missing:
-                record = make_record(run, data_dir)
-                temporary = run.path.with_suffix(".tmp")
-                temporary.write_text(json.dumps(record, indent=1) + "\n")
-                temporary.replace(run.path)
-                print(f"{run.path.stem}: {record.get('ended', 'done')}", file=sys.stderr, flush=True)
+    while missing := [run for world in worlds for run in planned(world) if not run.path.exists()]:
+        for run in missing:
+            record = make_record(run, data_dir)
+            temporary = run.path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(record, indent=1) + "\n")
+            temporary.replace(run.path)
+            print(f"{run.path.stem}: {record.get('ended', 'done')}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,18 @@ def test_the_comparison_shows_every_point_of_a_method(monkeypatch):
     assert float(shown["local mean"]) - float(shown["personalized mean"]) > 5 and shown["global mean"] == "-"
 
 
+def test_the_page_of_scarce_data_has_all_its_numbers(monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    text = pages_of("scarce_data_page")["scarce-data.md"]
+    assert "?" not in text
+    findings = " ".join(text.partition("## How it was measured")[0].split())
+    assert "The selected ridges are 0.5, 0.3 and 0.3. On digits 0.01 is selected" in findings
+    for world, ridge in {"cifar10-5": "0.5", "cifar10-10": "0.3", "cifar10-25": "0.3", "digits-25": "0.01"}.items():
+        scarce_data = importlib.import_module("scarce_data")
+        chosen = scarce_data.selected(world, scarce_data.searches(world)["pFedFDA, ridge"])
+        assert chosen.endswith(f"-ridge{ridge}")
+
+
 def test_what_is_outdated_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr("write_pages.DOCS", tmp_path)
     (tmp_path / "algorithms").mkdir()

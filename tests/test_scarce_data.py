@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from fedtailor.algorithms.pfedfda import PFedFDA
+from fedtailor.core.errors import RunError
+
 
 @pytest.fixture
 def scarce_data(monkeypatch, tmp_path):
@@ -49,6 +52,38 @@ def test_runs_that_select_keep_a_fifth_of_the_training_examples_for_validation(s
     run = scarce_data.Run("cifar10-5", "fedavg_ft-epochs2", "select", 0)
     assert scarce_data.configuration(run, "")["data"]["val_fraction"] == 0.2
     assert scarce_data.configuration(run._replace(stage="test"), "")["data"]["val_fraction"] == 0.0
+
+
+def test_the_seed_drives_the_run_and_the_division(scarce_data):
+    values = scarce_data.configuration(scarce_data.Run("cifar10-5", "fedavg_ft-epochs2", "select", 4), "")
+    assert values["seed"] == 4
+    assert values["data"]["seed"] == "run"
+
+
+def test_one_command_makes_every_record(scarce_data, monkeypatch):
+    """The last tests follow from selections in all federations."""
+    monkeypatch.setattr(scarce_data, "make_record", made_up)
+    scarce_data.run_missing(list(scarce_data.WORLDS), "")
+    for world in scarce_data.WORLDS:
+        tested = {run.setting for run in scarce_data.planned(world) if run.stage == "test"}
+        assert scarce_data.common_setting() in tested
+        assert all(run.path.exists() for run in scarce_data.planned(world))
+
+
+def made_up(run, data_dir):
+    """Return a record in which a smooth prior with a ridge of 0.5 is the best."""
+    score = 0.6 if run.setting == "pfedfda-floor0.1-ridge0.5" else 0.5
+    points = ("validation", "global", "personalized")
+    return {"accuracy": {point: dict.fromkeys(("pooled", "mean", "worst10"), score) for point in points}}
+
+
+def test_only_a_run_in_which_nobody_can_train_is_a_result(scarce_data, monkeypatch):
+    def without_disk(config, out):
+        raise RunError("no space left")
+
+    monkeypatch.setattr("fedtailor.experiment.run.run", without_disk)
+    with pytest.raises(RunError, match="no space left"):
+        scarce_data.make_record(scarce_data.Run("digits-25", "fedavg_ft-epochs1", "select", 0), "")
 
 
 def test_nothing_is_tested_before_all_validation_scores_are_there(scarce_data):
@@ -120,6 +155,13 @@ def test_the_common_setting_is_the_best_over_all_federations(scarce_data):
     ended = scarce_data.Run("cifar10-25", steady, "select", 2)
     ended.path.write_text(json.dumps({"ended": "round 4: no client did usable work"}))
     assert scarce_data.common_setting() == "pfedfda-floor0.0001-ridge0.3"
+
+
+def test_the_preset_is_the_setting_that_the_records_select(monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path, "benchmarks"])
+    module = importlib.import_module("scarce_data")
+    options = {name: value for name, value in module.SETTINGS[module.common_setting()].items() if name != "name"}
+    assert options == dict(PFedFDA.presets["tuned"])
 
 
 def test_validation_scores_are_shown_as_differences_from_the_default(scarce_data):

@@ -9,7 +9,15 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-WRITERS = ("algorithm_pages", "api_page", "architecture_page", "comparison_page", "papers_page", "performance_page")
+WRITERS = (
+    "algorithm_pages",
+    "api_page",
+    "architecture_page",
+    "comparison_page",
+    "papers_page",
+    "performance_page",
+    "scarce_data_page",
+)
 GENERATED_FOLDERS = ("algorithms",)
 """Folders that hold generated pages only."""
 

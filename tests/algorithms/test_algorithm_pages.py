@@ -56,6 +56,7 @@ def test_words_are_explained_and_every_page_links_there(pages):
 
 def test_presets_say_what_they_set_and_how_to_choose_them(pages):
     assert "`paper`: `cov_ridge = 0.0001`, `cov_offset = 0.0`" in pages["pfedfda.md"]
+    assert "`tuned`: `prior_smoothing = 0.1`, `cov_ridge = 0.3`" in pages["pfedfda.md"]
     chosen = {name for name in ALGORITHMS if "--set algorithm.preset=paper\n" in pages[f"{name}.md"]}
     assert chosen == {"pfedfda", "fedcr", "fedlda", "fedsr"}
 

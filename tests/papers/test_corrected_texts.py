@@ -19,7 +19,8 @@ SENTENCES = [
     ("docs/experiments.md", "the text has a penalty of 0.01, the release's example 0.1. Ours is that of the text."),
     ("docs/experiments.md", "the head, but for LG-FedAvg the lower layers, since it shares the upper ones"),
     ("docs/comparison.md", "Most are those of its paper or released code;"),
-    ("docs/comparison.md", "## Per-FedAvg and pFedBayes"),
+    ("docs/comparison.md", "**Per-FedAvg takes small steps.**"),
+    ("docs/comparison.md", "**pFedBayes is held back by its noise.**"),
     ("docs/comparison.md", "Combining costs that much where clients have few classes"),
     ("docs/comparison.md", "## FedPAC's points"),
 ]
