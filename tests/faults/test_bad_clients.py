@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -168,8 +169,28 @@ def test_there_are_many_kinds():
 def test_an_interruption_by_a_client_ends_the_run_where_it_cannot_be_told_from_that_of_the_user(
     engine, engines, federation
 ):
-    with pytest.raises(KeyboardInterrupt):
-        run(BadClient(training=TRAINING, kind="raises an interruption"), engines[engine], federation, rounds=ROUNDS)
+    bad = BadClient(training=TRAINING, kind="raises an interruption")
+    with interrupts(signal.default_int_handler), pytest.raises(KeyboardInterrupt):
+        run(bad, engines[engine], federation, rounds=ROUNDS)
+
+
+@pytest.mark.parametrize("engine", ["reference", "batched"])
+def test_an_interruption_by_a_client_is_a_failure_of_it_where_the_user_cannot_send_one(engine, engines, federation):
+    """As in a background job of a shell, which starts with the signal ignored."""
+    bad = BadClient(training=TRAINING, kind="raises an interruption")
+    with interrupts(signal.SIG_IGN):
+        found = run(bad, engines[engine], federation, rounds=ROUNDS)
+    assert len(found.reports) == ROUNDS
+
+
+@contextmanager
+def interrupts(handler):
+    """Handle Ctrl-C in this way, however the tests were started."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # Other moments than training
