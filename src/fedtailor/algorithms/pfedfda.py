@@ -25,7 +25,7 @@ Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P
   ``prior`` offers two estimates of our own. The weight of ``blend`` is found by leaving out one example at a time, from
   class counts alone: the folds of beta cannot find it, since every class that is judged is also in the other half.
 * The preset ``tuned`` is our own, for few examples and few rounds: ``prior_smoothing`` 0.1 and ``cov_ridge`` 0.3,
-  chosen on validation examples of three data sets. With more rounds, its gain on CIFAR-10 vanishes
+  chosen on validation examples of three data sets. In a check on CIFAR-10 with more rounds, nothing is left of its gain
   (docs/scarce-data.md).
 * Initial means are uniform in [0, 1], as in C. P says spherical Gaussian, which suits rectified features worse.
 * Statistics use the features of all epochs, taken before each step, as in C. So both folds share examples.
